@@ -44,10 +44,10 @@ All numbers come from the results files. Intervals are 95%, with their populatio
 are in the order of the column "what". The papers' tables (`*/claims.toml`) state the entries; an entry's verdict is
 computed by the check that it names, from `support/checks.py`:
 
-- **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval,
-  and this is not wider than half the published number. A claim without a number is true of the measured rows: "near 1",
-  "0", "none" and "small" mean within 0.05, with an interval no wider; a sign, an order, "above" and "below" must be
-  true of whole intervals.
+- **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval.
+  An interval that is wider than half of the published number agrees with nothing, whatever the check. A claim without a
+  number is true of the measured rows: "near 1", "0", "none" and "small" mean within 0.05, with an interval no wider; a
+  sign, an order, "above" and "below" must be true of whole intervals.
 - **agrees in part**: true for some of an entry's values, which are counted. **differs**: true for none.
 - **unresolved**: false for some or all values, and no experiment shows why.
 - **no evidence**: untrained models agree too, so the entry is not evidence about training.

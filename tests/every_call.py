@@ -290,6 +290,13 @@ CALLS: dict[str, Call] = {
         w.descent.trajectory(w.prompts), w.prompts
     ),
     "analysis.layers.algorithm_weights": lambda w: layer_analysis.algorithm_weights(algorithms.ols)(w.prompts),
+    "analysis.layers.direct_logit_attribution": lambda w: layer_analysis.direct_logit_attribution(
+        w.language.model, w.words.ids, w.words.targets, **QUIET
+    ),
+    "analysis.layers.logit_lens": lambda w: layer_analysis.logit_lens(w.language.model, w.words.ids, **QUIET),
+    "analysis.layers.probe_neurons": lambda w: layer_analysis.probe_neurons(
+        w.tokens, w.ids, w.ids[:, -1] < 2, "resid_post", ks=(1, 2)
+    ),
     "analysis.layers.cross_moments": lambda w: layer_analysis.cross_moments(w.prompts),
     "analysis.layers.ols_weights": lambda w: layer_analysis.ols_weights(w.prompts),
     "analysis.layers.second_moments": lambda w: layer_analysis.second_moments(w.prompts),
@@ -317,6 +324,9 @@ CALLS: dict[str, Call] = {
     "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
     # ---- interventions and circuits ----
     "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
+    "analysis.interventions.patch_and_test": lambda w: interventions.patch_and_test(
+        w.model, w.prompts, w.others, n_permutations=19, **QUIET
+    ),
     "analysis.ablate": lambda w: analysis.ablate(w.model, w.prompts, "z", ("layer", "head"), **QUIET),
     "analysis.attribute": lambda w: analysis.attribute(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
     "analysis.patch_paths": lambda w: analysis.patch_paths(w.model, w.prompts, w.others, **QUIET),

@@ -78,14 +78,19 @@ def between(row: Row, low: float, high: float) -> bool:
     return above(row, low) and below(row, high)
 
 
+def narrow(row: Row, number: float) -> bool:
+    """The interval is at most half of a number wide: a wider one agrees with nothing."""
+    return ends(row)[2] - ends(row)[0] <= abs(number) / 2
+
+
 def covers(row: Row, value: float) -> bool:
-    return ends(row)[0] <= value <= ends(row)[2]
+    return ends(row)[0] <= value <= ends(row)[2] and narrow(row, value)
 
 
 def within(row: Row, share: float, other: Row | float | str | None) -> bool:
-    """The mean differs from another by no more than a share of it."""
+    """The mean differs from another by no more than a share of it, and the interval is narrow."""
     reference = float("nan") if other is None else float(other) if isinstance(other, str) else ends(other)[1]
-    return abs(ends(row)[1] / reference - 1) <= share
+    return abs(ends(row)[1] / reference - 1) <= share and narrow(row, reference)
 
 
 def reads(row: Row, words: str) -> bool:

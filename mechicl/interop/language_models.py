@@ -134,22 +134,17 @@ def load_language_model(
     if not folder.is_dir():
         with _named_errors(title):
             folder = download(str(name), revision)
-    folder, device = folder.resolve(), torch.device(device or "cpu")
+    folder = folder.resolve()
     with _named_errors(str(folder)):
         files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        if not bridge and is_computed(config):
-            with _new_weights(seed):
-                wrapped = (
-                    files.from_config(config)
-                    if are_weights_random()
-                    else files.from_pretrained(None, config=config, dtype=dtype)
-                )
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            return _native(wrapped, tokenizer, title, device, dtype, copies=False)
-        with _reopened(tokenizer) as copied:
-            opened = _bridge(files, copied, seed or 0, device, dtype)
-    return LanguageModel(title, opened.eval(), opened.tokenizer, getattr(config, "dequantized_from", None))
+        if are_weights_random():
+            with torch.device("meta"):
+                opened = files.from_config(config)
+        else:
+            opened = files.from_pretrained(None, config=config, dtype=dtype)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        return _open(opened, tokenizer, title, seed, device or "cpu", dtype, is_ours=True, bridge=bridge)
 
 
 def _check_device(device: str | torch.device | None) -> None:
@@ -182,73 +177,43 @@ def _is_hub_name(name: str) -> bool:
     return name.count("/") < 2 and not name.startswith((".", "/", "~"))
 
 
-@contextmanager
-def _new_weights(seed: int | None) -> Iterator[None]:
-    """A context in which new models have the random weights of a seed, inside `random_weights`."""
-    with torch.random.fork_rng(enabled=are_weights_random()):
-        if are_weights_random():
-            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
-        yield
-
-
-def _native(
-    wrapped: Any, tokenizer: Any, name: str, device: Any, dtype: torch.dtype | None, *, copies: bool
-) -> LanguageModel:
-    model = from_transformers(HookedTransformer, wrapped, dtype=dtype, copies=copies)
-    model = model if device is None else model.to(device)
-    if getattr(tokenizer, "vocab_size", 1) == 0:
-        raise ValueError(f"the tokenizer of {name} has no words: give tokenizer=")
-    model.set_tokenizer(tokenizer)
-    return LanguageModel(name, model, model.tokenizer, getattr(wrapped.config, "dequantized_from", None))
-
-
-def _bridge(files: ModelFolder, tokenizer: Any, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
-    from transformer_lens.model_bridge import TransformerBridge  # takes seconds
-
-    options = {"model_class": files, "tokenizer": tokenizer, "device": device, "dtype": dtype}
-    is_random = are_weights_random()
-    with _new_weights(seed):
-        bridge = TransformerBridge.boot_transformers(str(files.folder), load_weights=not is_random, **options)
-    if is_random:
-        _convert(bridge, device, dtype)
-    if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
-        raise ValueError(
-            f"{files.folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give tokenizer="
-        )
-    return bridge
-
-
 def _open(
     model: Any, tokenizer: Any, name: str, seed: int | None, device: Any, dtype: Any, *, bridge: bool,
     is_ours: bool = False,
 ) -> LanguageModel:  # fmt: skip
     """Open a model of `transformers` in memory, as a copy if it is not ours: a bridge changes what it wraps."""
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(f"model must be a model of transformers (PreTrainedModel), got {type(model).__name__}")
     if tokenizer is None:
         raise ArgumentError("give tokenizer=, the tokenizer of transformers that belongs to model=")
+    if getattr(tokenizer, "vocab_size", 1) == 0:
+        raise ValueError(f"the tokenizer of {name} has no words: give tokenizer=")
     _check_seed(seed, name)
-    if weight := next((weight for weight, value in model.named_parameters() if value.is_meta), None):
-        raise ArgumentError(f"{weight} is on the device 'meta': load it in float32")
     check_float_weights(model)
     if are_weights_random():
         device, dtype = device or model.device, dtype or model.dtype
-        with _new_weights(seed):
-            model = type(model)(copy.deepcopy(model.config))
-    elif bridge or not is_computed(model.config):
-        model = model if is_ours else copy.deepcopy(model)
-    if not bridge and is_computed(model.config):
-        with _named_errors(name), _reopened(tokenizer) as tokenizer:
-            return _native(model, tokenizer, name, device, dtype, copies=not (is_ours or are_weights_random()))
+        with torch.random.fork_rng():
+            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
+            model, is_ours = type(model)(copy.deepcopy(model.config)), True
+    if weight := next((weight for weight, value in model.named_parameters() if value.is_meta), None):
+        raise ArgumentError(f"{weight} is on the device 'meta': load it in float32")
+    source = getattr(model.config, "dequantized_from", None)
+    with _named_errors(name), _reopened(tokenizer) as tokenizer:
+        if not bridge and is_computed(model.config):
+            ours = from_transformers(HookedTransformer, model, dtype=dtype, copies=not is_ours)
+            ours.to(device or model.device).set_tokenizer(tokenizer)
+            return LanguageModel(name, ours, ours.tokenizer, source)
+        opened = _bridge(model if is_ours else copy.deepcopy(model), tokenizer, name, device, dtype)
+        return LanguageModel(name, opened, opened.tokenizer, source)
+
+
+def _bridge(model: Any, tokenizer: Any, name: str, device: Any, dtype: Any) -> Any:
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
     _convert(model.eval(), device, dtype)
     model.set_attn_implementation("eager")  # others do not compute patterns
-    with _named_errors(name), _reopened(tokenizer) as tokenizer:
-        opened = build_bridge_from_module(
-            model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer, model_name=name
-        )
-    return LanguageModel(name, opened.eval(), opened.tokenizer, getattr(model.config, "dequantized_from", None))
+    kind = type(model).__name__
+    return build_bridge_from_module(model, kind, hf_config=model.config, tokenizer=tokenizer, model_name=name).eval()
 
 
 def _convert(model: torch.nn.Module, device: Any, dtype: torch.dtype | None) -> None:

@@ -12,7 +12,7 @@ from mechicl.base.arguments import Natural, check_fields, checked
 from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
 
-Labels = Literal["true", "flipped", "random"]
+Labels = Literal["true", "flipped", "random", "one"]
 """Labels that demonstrations show."""
 
 
@@ -209,7 +209,8 @@ class LabelledTexts:
         """Return the same texts with other labels, for demonstrations whose labels carry other information.
 
         Args:
-            labels: "true" keeps the labels, "flipped" takes the next class (cyclic), "random" draws uniform classes.
+            labels: "true" keeps the labels, "flipped" takes the next class (cyclic), "random" draws uniform classes,
+                "one" gives all texts the first class.
         """
         n_classes = self.task.n_classes
         match labels:
@@ -220,6 +221,8 @@ class LabelledTexts:
             case "random":
                 generator = torch.Generator().manual_seed(seed)
                 classes = tuple(torch.randint(n_classes, (len(self),), generator=generator).tolist())
+            case "one":
+                classes = (0,) * len(self)
             case _:
                 assert_never(labels)
         return LabelledTexts(self.task, self.texts, classes)

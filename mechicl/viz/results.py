@@ -21,6 +21,7 @@ from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.language import FewShotScores, FunctionVector, MatchedAblation
+from mechicl.analysis.layers.logits import LogitAttribution
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.base.arguments import checked
@@ -97,6 +98,13 @@ def _quantities(result: Result) -> go.Figure:
     return fig
 
 
+def _contributions(result: LogitAttribution, n: int = 20) -> go.Figure:
+    """Draw the largest contributions to a logit with their intervals over prompts, and the logit itself."""
+    means = dict(zip(result.components, map(interval, result.contributions), strict=True))
+    shown = {name: means[name] for name in result.strongest(n)} | {"logit": interval(result.logits)}
+    return draw.interval_dots("Contributions to the logit", "logit", list(shown), list(shown.values()))
+
+
 def _every_integer(ticks: Any) -> int | None:
     """Return the distance of an axis' ticks: 1 for few integers, None for plotly's choice."""
     return 1 if all(isinstance(tick, int) for tick in ticks) and len(ticks) <= draw.WHOLE else None
@@ -127,6 +135,7 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     StrategyTracking: training.strategies_over_training,
     FewShotScores: language.few_shot_curves,
     FunctionVector: language.head_effects,
+    LogitAttribution: _contributions,
     MatchedAblation: lambda result: language.ablation_bars({"": result}),
     FineTuningComparison: lambda result: training.update_similarity_figure({"change": result}),
     LossPath: lambda result: weights.connectivity_paths({result.kind: result}),

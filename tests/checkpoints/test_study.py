@@ -68,6 +68,8 @@ def test_the_prompts_are_drawn_once():
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="give the task"):
         Study(OLS)
+    with pytest.raises(CheckpointError, match="task=5 draws no prompts"):
+        Study.load("lsa-1l", task=5)
     with pytest.raises(CheckpointError, match="is empty"):
         Study([], TASK)
     with pytest.raises(CheckpointError, match="task_index=1"):

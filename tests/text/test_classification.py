@@ -137,6 +137,7 @@ def test_other_labels():
     flipped = labelled([0, 1, 2]).relabelled("flipped")
     assert flipped.labels == (1, 2, 0)
     assert flipped.texts == labelled([0, 1, 2]).texts
+    assert labelled([0, 1, 2]).relabelled("one") == labelled([0, 0, 0])
     random = examples.relabelled("random", seed=3)
     assert random.texts == examples.texts
     for part in (random.labels[:1500], random.labels[1500:]):  # uniform, whatever the true ones

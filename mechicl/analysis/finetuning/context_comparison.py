@@ -43,6 +43,8 @@ class FineTuningComparison(Scored, Result):
         update_similarity: SimAOU, the cosine between the changes that demonstrations and fine-tuning make to the output
             of each attention layer at the last token.
         random_update_similarity: baseline of SimAOU, with a random vector in place of fine-tuning's change.
+        centred_update_similarity: SimAOU after each change's mean over queries is subtracted. A change that all queries
+            share, such as a preference for label words, makes SimAOU high whatever is learned. NaN for one query.
         head_update_similarity: this cosine for each head's z (its output before W_O).
         map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores (before the softmax) from
             the query's last token to its own tokens, with and without demonstrations. NaN for fewer than two such
@@ -67,6 +69,7 @@ class FineTuningComparison(Scored, Result):
     prediction_distance: Float[Tensor, "query"]
     update_similarity: Float[Tensor, "layer query"] = field(metadata=COSINE)
     random_update_similarity: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    centred_update_similarity: Float[Tensor, "layer query"] = field(metadata=COSINE)
     head_update_similarity: Float[Tensor, "layer head query"] = field(metadata=COSINE)
     map_similarity_before: Float[Tensor, "layer head query"] = field(metadata=COSINE)
     map_similarity_after: Float[Tensor, "layer head query"] = field(metadata=COSINE)
@@ -156,6 +159,7 @@ class BeforeFineTuning:
         shots, alone, in_context = self.shots, self.alone, self.in_context
         after = self.reader.read(shots.zero_shot, tuned)
         settings = (alone, in_context, after)
+        outputs = [setting.attention_output for setting in settings]
         implied = self.reader.implied_attention(after, tuned)
         attended = self.attended.sum(1)
         random = torch.rand(attended.shape, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64)
@@ -164,10 +168,9 @@ class BeforeFineTuning:
             *(score for score, _ in scored),
             *(loss for _, loss in scored),
             prediction_distance=_distance(in_context.outputs, after.outputs, shots.choices),
-            update_similarity=update_similarity(*(setting.attention_output for setting in settings)),
-            random_update_similarity=random_update_similarity(
-                alone.attention_output, in_context.attention_output, seed=self.seed
-            ),
+            update_similarity=update_similarity(*outputs),
+            random_update_similarity=random_update_similarity(*outputs[:2], seed=self.seed),
+            centred_update_similarity=update_similarity(*outputs, centred=True),
             head_update_similarity=update_similarity(*(setting.z for setting in settings)),
             map_similarity_before=_map_similarity(in_context.query_scores, alone.query_scores),
             map_similarity_after=_map_similarity(in_context.query_scores, after.query_scores),
@@ -182,15 +185,23 @@ class BeforeFineTuning:
 
 
 def update_similarity(
-    zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], finetuned: Float[Tensor, "*batch d"]
+    zero_shot: Float[Tensor, "*batch d"],
+    in_context: Float[Tensor, "*batch d"],
+    finetuned: Float[Tensor, "*batch d"],
+    *,
+    centred: bool = False,
 ) -> Float[Tensor, "*batch"]:
     """Measure SimAOU, the cosine between the changes that demonstrations and fine-tuning make to attention outputs.
 
-    Each output is divided by its length first. NaN where either changes nothing. Source: Dai et al. 2023, section 4.4;
-    Bar Natan, Deutch & Magar, section 3.3.
+    Each output is divided by its length first. With `centred`, each change's mean over queries (the last batch axis) is
+    subtracted. NaN where either changes nothing. Source: Dai et al. 2023, section 4.4; Bar Natan, Deutch & Magar,
+    section 3.3.
     """
     before = _directions(zero_shot)
-    return cosine(_directions(in_context) - before, _directions(finetuned) - before)
+    changes = [_directions(output) - before for output in (in_context, finetuned)]
+    if centred:
+        changes = [change - change.mean(-2, keepdim=True) for change in changes]
+    return cosine(*changes)
 
 
 def random_update_similarity(

@@ -146,8 +146,8 @@ def study_task(
         methods: kinds of fine-tuning, by default all: "plain", "linearized" (first-order expansion in the weights),
             "per_layer" (losses of predictions read off each attention layer, summed, with no gradient to earlier
             layers).
-        other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
-            fine-tuning with the best settings.
+        other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, or "one" label
+            for all of them, for plain fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
         search: the settings to try and how to choose: `learning_rates`, `epochs`, `choose_by` and `widen` of
             `search_tuning`.
@@ -156,7 +156,7 @@ def study_task(
         A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);
         `comparisons`, by method a `FineTuningComparison` with one value per query (scores, losses, similarities of
         attention); `intervals()`, the accuracy zero-shot, in context and after each fine-tuning, with 95% intervals
-        over queries. By kind of other label ("flipped", "random"), `with_other_labels` compares when both context and
+        over queries. By kind of other label ("flipped", ...), `with_other_labels` compares when both context and
         fine-tuning have these labels, and `tuned_on_other_labels` when fine-tuning has them and the context has the
         true ones.
 

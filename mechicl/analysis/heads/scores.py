@@ -1,6 +1,7 @@
 """Scores of each head's attention pattern and weights, on token ids or on points."""
 
 import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformer_lens import head_detector
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.heads.composition import circuit_scores
@@ -24,7 +26,14 @@ from mechicl.models.wrapping.wrapped import WrappedModel
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 
+OWN_SCORES = (
+    "previous_token", "duplicate_token", "induction", "target_to_input", "input_to_target", "copying",
+    "prefix_matching",
+)  # fmt: skip
 PERIOD = 25  # length of the repeated segment, if the model has the positions and the tokens for it
+
+Pattern = str | Tensor | Callable[[Tensor], Tensor]
+"""An attention pattern to look for: see the argument `patterns` of `score_heads`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +129,7 @@ def score_heads(
     n_prompts: Count = 64,
     seed: int = 0,
     prepend: int | None = None,
+    patterns: Mapping[str, Pattern] | None = None,
     progress: bool | None = None,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
@@ -159,6 +169,10 @@ def score_heads(
             positions or tokens) twice.
         prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
             beginning-of-sequence; none by default.
+        patterns: more scores of attention, by name: weights `[query key]` between 0 and 1 of the keys to look for, or a
+            function of the model's tokens `[prompt pos]` that returns them, or `[prompt query key]`; or a name of
+            `transformer_lens.head_detector`, such as "induction_head". The score is the sum of attention times weight
+            over the keys, as a mean over the queries with a weight.
 
     Returns:
         `scores` by name, `[layer head prompt]` for attention and `[layer head]` for weights, and `chance`, those of
@@ -187,6 +201,8 @@ def score_heads(
         raise ValueError("prepend is for drawn sequences only")
     if prompts is not None and (len(prompts) == 0 or prompts.n_context == 0):
         raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
+    if taken := sorted({*(patterns or {})} & {*OWN_SCORES}):
+        raise ValueError(f"patterns must have other names than the scores {OWN_SCORES}, got {taken[0]!r}")
     if prompts is None and sequences is None:
         tokens = _repeated_segments(cfg, n_prompts, seed, prepend).to(cfg.device)
     else:
@@ -202,6 +218,7 @@ def score_heads(
     batches = tokens.split(Budget().rows(adapter.bytes_per_row(tokens) + shares_of_prompt))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="heads"):
         places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible[0])
+        places |= {name: _custom_places(name, pattern, part) for name, pattern in (patterns or {}).items()}
         cache = adapter.record(part, names, len(part))
         shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
         for name, weights in places.items():
@@ -252,7 +269,8 @@ def _visible_keys(adapter: ModelAdapter, tokens: Tensor, names: list[str]) -> Bo
     """The keys that each layer's mask shows: of other models, those that get any attention, also if queries are 0."""
     cfg, n_pos = adapter.model.cfg, tokens.shape[1]
     if hasattr(cfg, "keys"):
-        return key_mask(cfg, n_pos, slice(None), torch.device("cpu")).expand(len(names), -1, -1)
+        layers = map(getattr(cfg, "for_layer", lambda layer: cfg), range(len(names)))  # some have windows
+        return torch.stack([key_mask(each, n_pos, slice(None), torch.device("cpu")) for each in layers])
     visible = torch.zeros(len(names), n_pos, n_pos, dtype=torch.bool)
 
     def add(pattern: Tensor, hook: Any, layer: int) -> None:
@@ -287,6 +305,27 @@ def _point_places(n_pos: int, visible: Bool[Tensor, "query key"]) -> dict[str, F
     if visible[0, 1]:
         places["input_to_target"] = _mean_over((pos % 2 == 0) & (pos < n_pos - 1), previous.mT)
     return places
+
+
+def _custom_places(name: str, pattern: Pattern, tokens: Tensor) -> Float[Tensor, "prompt query key"]:
+    """The weight of each query and key in the score of a user's pattern."""
+    n_pos = tokens.shape[1]
+    if isinstance(pattern, str):
+        if pattern not in head_detector.HEAD_NAMES:
+            raise ValueError(f"pattern {pattern!r} is not one of {head_detector.HEAD_NAMES}")
+        make = getattr(head_detector, f"get_{pattern}_detection_pattern")
+        weights = torch.stack([make(each[None].cpu()) for each in tokens])
+    else:
+        weights = pattern if isinstance(pattern, Tensor) else pattern(tokens)
+    shape = (len(tokens), n_pos, n_pos)
+    if not isinstance(weights, Tensor) or weights.shape not in (shape, shape[1:]):
+        got = [*weights.shape] if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"pattern {name!r} must be [query key] = {[*shape[1:]]}, got {got}")
+    weights = weights.detach().cpu().double().expand(shape)
+    queries = weights.any(-1)
+    if not bool(((weights >= 0) & (weights <= 1)).all()) or not queries.any(-1).all():
+        raise ValueError(f"pattern {name!r} must have weights between 0 and 1, not all 0 for any prompt")
+    return _mean_over(queries, weights)
 
 
 def _previous(n_pos: int) -> Bool[Tensor, "query key"]:

@@ -77,25 +77,29 @@ def attribute(
     grid = make_grid(adapter, into, component, axes)
     # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
     at_hooks = sum(activation.nbytes for activation in adapter.record(into[:1], grid.hook_names, 1).values())
-    batch_size = Budget().rows((adapter.n_layers + 1) * adapter.bytes_per_row(into) + 3 * at_hooks)
-    unpatched, from_source = (adapter.predict(tokens, batch_size) for tokens in (into, source))
+    batch_size = Budget().rows(adapter.bytes_per_row(into, adapter.n_layers + 1) + 3 * at_hooks)
+    unpatched = adapter.predict(into, batch_size) if batch_size < len(into) else None
+    from_source: list[Tensor] = []
     estimates: dict[str, list[Tensor]] = {name: [] for name in named}
     batches = [slice(start, start + batch_size) for start in range(0, len(into), batch_size)]
     for batch in progress_bar(batches, unit="gradient", progress=progress):
-        values = adapter.record(source[batch], grid.hook_names, batch_size)
-        for metric, changes in _linearize(adapter, into[batch], values, named, batch, unpatched).items():
+        predictions, values = adapter.predict_and_record(source[batch], grid.hook_names, batch_size)
+        from_source.append(predictions)
+        unpatched, changed = _linearize(adapter, into[batch], values, named, batch, unpatched)
+        for metric, changes in changed.items():
             estimates[metric].append(_sum_cells([changes[name] for name in grid.hook_names], grid))
-    unpatched_values = evaluate_metrics(named, unpatched)
+    assert unpatched is not None
+    unpatched_values, source_predictions = evaluate_metrics(named, unpatched), torch.cat(from_source)
     return InterventionSweep(
         what=f"{direction} {component}, attributed",
         axes=grid.axes,
         indices=grid.indices,
         predictions=None,
         unpatched=unpatched,
-        source=from_source,
+        source=source_predictions,
         values={name: unpatched_values[name] + torch.cat(parts, -1) for name, parts in estimates.items()},
         unpatched_values=unpatched_values,
-        source_values=evaluate_metrics(named, from_source),
+        source_values=evaluate_metrics(named, source_predictions),
     )
 
 
@@ -105,9 +109,12 @@ def _linearize(
     values: Mapping[str, Tensor],
     metrics: Mapping[str, Metric],
     batch: slice,
-    unpatched: Tensor,
-) -> dict[str, dict[str, Tensor]]:
-    """First-order change of each metric as a batch's activations move to `values`, by hook and entry."""
+    unpatched: Tensor | None,
+) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+    """First-order change of each metric as a batch's activations move to `values`, by hook and entry.
+
+    The predictions of all prompts come first: `unpatched`, or where there is one batch those of this run.
+    """
     probes: dict[str, Tensor] = {}  # zeros added to the activations, so that gradients can be taken there
     distances: dict[str, Tensor] = {}
 
@@ -126,13 +133,14 @@ def _linearize(
     changes = {}
     with torch.enable_grad():
         predictions = adapter.run(tokens, [(name, probe(name)) for name in values])
+        unpatched = predictions.detach() if unpatched is None else unpatched
         for name, metric in metrics.items():
             measured = evaluate_part(name, metric, predictions, batch, unpatched)
             if not measured.requires_grad:
                 raise ValueError(f"the metric {name!r} has no gradient in the predictions: patch with it instead")
             gradients = torch.autograd.grad(measured.sum(), [probes[hook] for hook in values], retain_graph=True)
             changes[name] = {hook: grad * distances[hook] for hook, grad in zip(values, gradients, strict=True)}
-    return changes
+    return unpatched, changes
 
 
 def _sum_cells(changes: Sequence[Tensor], grid: CellGrid) -> Tensor:

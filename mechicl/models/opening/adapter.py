@@ -177,10 +177,18 @@ class ModelAdapter:
 
         Activations are recorded after the user's own hooks, except at `before_user_hooks`.
         """
+        return self.predict_and_record(tokens, names, batch_size, before_user_hooks=before_user_hooks)[1]
+
+    @torch.no_grad()
+    def predict_and_record(
+        self, tokens: Tensor, names: Iterable[str], batch_size: int, *, before_user_hooks: Collection[str] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the predictions of `predict` and the activations of `record`, from the same runs."""
         names = sorted(set(names))
         for name in names:
             check_hook(self.model, name)
         recorded: dict[str, Tensor] = {}
+        predictions: list[Tensor] = []
 
         def keep(activation: Tensor, hook: HookPoint, name: str, batch: slice) -> None:
             if name not in recorded:
@@ -194,11 +202,11 @@ class ModelAdapter:
                 (self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks
             ]
             with adding(first, prepend=True):
-                self.run(tokens[batch], list(hooks.items()))
+                predictions.append(self.run(tokens[batch], list(hooks.items())))
         silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
             raise silent_hook(silent[0])
-        return recorded
+        return torch.cat(predictions) if predictions else self.run(tokens), recorded
 
     # ---- the user's hooks ----
 
@@ -215,11 +223,11 @@ class ModelAdapter:
     # ---- memory ----
 
     @torch.no_grad()
-    def bytes_per_row(self, tokens: Tensor) -> int:
-        """Bound the memory of a run for each prompt, in bytes."""
+    def bytes_per_row(self, tokens: Tensor, n_layers: int = 1) -> int:
+        """Bound the memory of a run for each prompt, in bytes, if the activations of some layers are kept at a time."""
         measure = getattr(self.model, "_bytes_per_row", None)
         if measure is not None:
-            return int(measure(tokens))
+            return n_layers * int(measure(tokens))
         # Activations at the hooks of the largest layer are counted twice, as if all were alive at once, and the outputs
         # three times. A recurrent network has no hooks at its gates: its layer is counted twelve times.
         outputs, cache = self.model.run_with_cache(tokens[:1])
@@ -231,7 +239,7 @@ class ModelAdapter:
                 layer = int(name.split(".")[1]) if name.startswith("blocks.") else -1
                 blocks[layer] += activation.nbytes
         read = outputs.nbytes if self.at == "positions" or not self._unembed_hooks() else outputs[:, -1:].nbytes
-        return (12 if self.ours and not self.is_transformer else 2) * max(blocks) + 3 * read
+        return n_layers * (12 if self.ours and not self.is_transformer else 2) * max(blocks) + 3 * read
 
     @property
     def bytes_of_products(self) -> int:

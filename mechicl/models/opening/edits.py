@@ -1,6 +1,7 @@
 """Check on the model itself that an edit at a hook has an effect."""
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
 from mechicl.models.temporary_hooks import without_user_hooks
+
+_CHECKED: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+"""By model, the hooks at which edits had an effect, with the parts that the model had then."""
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:
@@ -32,15 +36,19 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
     - Noise there changes the predictions, or NaN reaches them (for a head that writes zeros).
     - A stream between attention and MLP ("resid_mid") determines everything after it.
 
+    A hook is checked once, as long as the model has the same parts.
     Of our models only "attn_in" is checked; the rest is tested with the model.
     """
     for name in names:
         check_hook(adapter.model, name)
     if adapter.ours:
         names = [name for name in names if name.endswith("hook_attn_in")]  # which split inputs bypass
+    parts = _parts_of(adapter.model)
+    known = _CHECKED.setdefault(adapter.model, set())
+    names = [name for name in dict.fromkeys(names) if (name, parts) not in known]
     if not names or not len(tokens):
         return
-    tokens, names = tokens[:1], list(dict.fromkeys(names))
+    tokens = tokens[:1]
     with without_user_hooks(adapter.model), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some bridges only warn of a dropped edit
         for name in names:
@@ -49,6 +57,17 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
         for name in names:
             if name.endswith("hook_resid_mid") and not _decides_what_follows(adapter, tokens, name):
                 raise ValueError(f"an edit at {name!r} reaches only some of the readers of the stream: take 'attn_out'")
+    parts = _parts_of(adapter.model)  # some bridges add hooks in their first run
+    known |= {(name, parts) for name in names}
+
+
+def _parts_of(model: Any) -> tuple[Any, ...]:
+    """Return what decides where edits have effects: the modules, their torch hooks and replaced methods."""
+    modules = (module for module in model.modules() if not isinstance(module, HookPoint))
+    return tuple(
+        (id(module), *module._forward_hooks, *module._forward_pre_hooks, id(vars(module).get("forward")))
+        for module in modules
+    )
 
 
 @torch.no_grad()

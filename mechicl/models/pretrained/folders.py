@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch.overrides import TorchFunctionMode
+from transformer_lens.tools.model_registry.registry_io import load_model_aliases
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mechicl.base.files import check_file, read_json
@@ -29,11 +30,18 @@ FETCHED = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "model*.safete
 OPEN_INSTEAD = "open them with transformers, and give model= and tokenizer="
 
 
+def official_name(name: str) -> str:
+    """Return the name on the hub of a model that TransformerLens 3 names, in any case; others stay unchanged."""
+    if (Path(name) / "config.json").is_file():
+        return name
+    table = {alias.lower(): official for official, aliases in load_model_aliases().items() for alias in aliases}
+    table |= {official.lower(): official for official in load_model_aliases()}
+    return table.get(name.lower(), name)
+
+
 def download(name: str, revision: str | None) -> Path:
     """Download config, tokenizer and safetensors of a model on the hub, and return their folder in the hub's cache."""
-    from transformer_lens.tools.model_registry.registry_io import resolve_model_alias
-
-    return Path(snapshot_download(resolve_model_alias(name) or name, revision=revision, allow_patterns=FETCHED))
+    return Path(snapshot_download(official_name(name), revision=revision, allow_patterns=FETCHED))
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -100,7 +108,7 @@ class ModelFolder:
             raise ValueError(f"{self.folder} lacks {_some(missing)}, which its index lists: copy the missing files")
         return [self.folder / name for name in sorted(set(names))]
 
-    def from_pretrained(self, name: str, *, config: Any, **options: Any) -> Any:
+    def from_pretrained(self, name: str | None, *, config: Any, **options: Any) -> Any:
         """Load the model."""
         kind = self._check(config)
         weights = {key: weight for path in self.files for key, weight in read_tensors(path)[0].items()}

@@ -126,7 +126,7 @@ def find_lens_files(name: str, options: Mapping[str, Any], index: int | None, st
         return None
     listing = {key: options[key] for key in ("revision", "token") if key in options}
     file, step = _choose(name, HfApi().list_repo_files(name, **listing), index, step)
-    fetched = {key: value for key, value in options.items() if key not in ("device_map", "trust_remote_code")}
+    fetched = {key: value for key, value in options.items() if key != "trust_remote_code"}  # they have no code
     config = read_json(Path(hf_hub_download(name, "config.json", **fetched)), MOST_CONFIG)
     return LensFiles(name, config, Path(hf_hub_download(name, file, **fetched)), step)
 

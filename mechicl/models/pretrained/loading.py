@@ -14,7 +14,7 @@ from mechicl.base.arguments import ArgumentError
 from mechicl.models.config_checks import DTYPES
 from mechicl.models.pretrained.conversion import convert_weights, embedding_scale
 from mechicl.models.pretrained.families import config_fields, find_family
-from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, refuse_differences
+from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, official_name, refuse_differences
 from mechicl.models.pretrained.lens_files import find_lens_files
 from mechicl.models.transformer.config import TransformerConfig
 
@@ -57,10 +57,11 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
     if request.first_n_layers is not None:
         fields["n_layers"] = request.first_n_layers
     tokenizer_name: str | None = name
-    if request.hf_model is None and (files := find_lens_files(name, options, index, step)) is not None:
-        model = _assemble(
-            model_class, files.config_of(**fields, dtype=dtype or torch.float32, device="meta"), files.read
-        )
+    files = None if request.hf_model is not None else find_lens_files(name, options, index, step)
+    if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or request.hf_model is not None):
+        raise ValueError(f"{others} are for weights that transformers loads")
+    if files is not None:
+        model = _assemble(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
         tokenizer_name = files.tokenizer_name
     else:
         if (index, step) != (None, None):
@@ -104,44 +105,35 @@ def from_transformers(
     check_float_weights(hf_model)
     config = hf_model.config
     family, translated = find_family(config), config_fields(config)
-    dtype = dtype or hf_model.dtype
+    kept: torch.dtype = dtype or hf_model.dtype
     if "embedding_scale" in translated:
-        translated["embedding_scale"] = embedding_scale(config.hidden_size, dtype)
+        translated["embedding_scale"] = embedding_scale(config.hidden_size, kept)
     n_layers = translated["n_layers"]
     if first_n_layers is not None and first_n_layers > n_layers:
         raise ValueError(f"first_n_layers={first_n_layers}, but the model has {n_layers} layers")
-    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": dtype, "device": "meta"})
+    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": kept, "device": "meta"})
     weights, lacks = hf_model.state_dict(), family.lacks(config)
 
     def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
         converted = convert_weights(family, cfg, weights, outline, n_layers=n_layers, lacks=lacks)
         return {name: weight.clone() for name, weight in converted.items()} if copies else converted
 
-    return _assemble(model_class, cfg, convert)
+    return _assemble(model_class, cfg, convert, kept)
 
 
 def _assemble(
     model_class: Callable[..., Model],
     cfg: TransformerConfig,
     convert: Callable[[TransformerConfig, Mapping[str, Tensor]], dict[str, Tensor]],
+    dtype: torch.dtype | None,
 ) -> Model:
-    """Make a model on the device "meta", where it takes no memory, and put weights into it."""
+    """Make a model on the device "meta", where it takes no memory, and put weights of a type (or their own) into it."""
     model = model_class(cfg)
     outline = model.state_dict()
     weights = convert(cfg, outline)
-    model.load_state_dict({name: weight.to(cfg.dtype) for name, weight in weights.items()}, assign=True)
+    dtype = dtype or next(iter(weights.values())).dtype
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
     return model.to(next(iter(weights.values())).device)
-
-
-def official_name(name: str) -> str:
-    """Return the name on the hub of a model that TransformerLens 3 names, by any case; others stay unchanged."""
-    from transformer_lens.tools.model_registry.registry_io import load_model_aliases  # takes seconds
-
-    if (Path(name) / "config.json").is_file():
-        return name
-    table = {alias.lower(): official for official, aliases in load_model_aliases().items() for alias in aliases}
-    table |= {official.lower(): official for official in load_model_aliases()}
-    return table.get(name.lower(), name)
 
 
 def checkpoint_revision(name: str, index: int | None, step: int | None) -> str:
@@ -175,7 +167,7 @@ def check_float_weights(model: Any) -> None:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and dtype not in (*DTYPES, *DTYPES.values()):
         raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
 
 
 def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, is_meta: bool) -> Any:
@@ -192,10 +184,12 @@ def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, i
             model = files.from_config(config) if files else AutoModelForCausalLM.from_config(config)
             return model.to(dtype or getattr(config, "dtype", None) or torch.float32)
     if files is not None:
-        return files.from_pretrained(name, config=config, dtype=asked)
-    model, report = AutoModelForCausalLM.from_pretrained(
+        others = {key: value for key, value in options.items() if key not in HUB_OPTIONS}
+        return files.from_pretrained(name, config=config, dtype=asked, **others)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         name, config=config, dtype=asked, output_loading_info=True, **{"trust_remote_code": False} | dict(options)
     )
+    model, report = loaded
     refuse_differences(name, report)
     return model
 

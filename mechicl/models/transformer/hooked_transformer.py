@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.threads import holds_models
+from mechicl.models.layered import has_torch_hooks
 from mechicl.models.transformer.attention import Attention, Run, soft_cap
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT
@@ -141,8 +142,10 @@ class HookedTransformer(LensPretrained):
             for layer in layers:
                 # a user's replacement may take the stream only
                 residual = self.blocks[layer](residual, *(() if run is None else (run,)))
-            # hooks see all positions, those of the final norm too
-            return (self.read_out(residual) if to_outputs else residual)[:, positions]
+            # hooks of the final norm see all positions
+            if to_outputs and any(map(has_torch_hooks, (*self.ln_final.modules(), *self.unembed.modules()))):
+                return self.read_out(residual)[:, positions]
+            return self.read_out(residual[:, positions]) if to_outputs else residual[:, positions]
         residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual, run)
         # the last block computes these positions only, and the y-dimensions only if nothing else is read
         last = self.blocks[layers[-1]]

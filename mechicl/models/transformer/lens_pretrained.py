@@ -105,16 +105,14 @@ class LensPretrained(LensNames):
             options=from_pretrained_kwargs,
         )
         model = open_pretrained(cls, request)
-        steps = {
+        steps: dict[str, Any] = {
             "fold_ln": fold_ln, "center_writing_weights": center_writing_weights, "center_unembed": center_unembed,
             "fold_value_biases": fold_value_biases,
         }  # fmt: skip
         if any(steps.values()) or refactor_factored_attn_matrices:
             # None for True: the steps that leave the outputs unchanged
-            model.process_weights_(
-                **{name: None if wanted else False for name, wanted in steps.items()},
-                refactor_factored_attn_matrices=refactor_factored_attn_matrices,
-            )
+            steps = {name: None if wanted else False for name, wanted in steps.items()}
+            model.process_weights_(**steps, refactor_factored_attn_matrices=refactor_factored_attn_matrices)
         return model
 
     @classmethod
@@ -137,8 +135,9 @@ class LensPretrained(LensNames):
         Matrices are views of the loaded tensors, so that loading takes little more memory than the weights. Arguments
         are those of `from_pretrained`, with other defaults.
         """
+        more: dict[str, Any] = dict(from_pretrained_kwargs)
         return cls.from_pretrained(
             model_name, fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices,
             fold_value_biases=fold_value_biases, dtype=dtype, default_prepend_bos=default_prepend_bos,
-            default_padding_side=default_padding_side, **from_pretrained_kwargs,
+            default_padding_side=default_padding_side, **more,
         )  # fmt: skip

@@ -202,8 +202,8 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
         for draw, size, of_seed in ((torch.randn, d_model, seed), (torch.rand, len(positions), seed + 1))
     )
     by_layer = (
-        "update_similarity", "random_update_similarity", "rank_correlation", "rank_correlation_before",
-        "random_rank_correlation",
+        "update_similarity", "random_update_similarity", "centred_update_similarity", "rank_correlation",
+        "rank_correlation_before", "random_rank_correlation",
     )  # fmt: skip
     by_head = ("head_update_similarity", "map_similarity_before", "map_similarity_after", "head_rank_correlation")
     expected |= {name: np.full((n_layers, n), np.nan) for name in by_layer}
@@ -219,9 +219,13 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
         return np.array([[last[h] @ vectors[h] for vectors in shown] for h in range(n_heads)])
 
     for layer in range(n_layers):
+        ends = [[direction(run[f"{layer} hook_attn_out"][-1].numpy()) for run in three] for three in runs]
+        shared = [sum(three[k] - three[0] for three in ends) / n for k in (1, 2)]  # by all queries
         for i, (alone, in_context, after) in enumerate(runs):
             outs = [run[f"{layer} hook_attn_out"][-1].numpy() for run in runs[i]]
             expected["update_similarity"][layer, i] = update_cosine(*outs)
+            own = [ends[i][k] - ends[i][0] - shared[k - 1] for k in (1, 2)]
+            expected["centred_update_similarity"][layer, i] = cosine_of(*own) if n > 1 else np.nan
             change = direction(outs[1]) - direction(outs[0])
             expected["random_update_similarity"][layer, i] = cosine_of(change, noise[layer, i])
             attended = in_context[f"{layer} attn.hook_pattern"][:, -1, positions].numpy()

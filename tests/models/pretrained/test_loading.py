@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.pretrained import lens_files, loading
-from mechicl.models.pretrained.loading import checkpoint_revision, official_name
+from mechicl.models.pretrained.folders import official_name
+from mechicl.models.pretrained.loading import checkpoint_revision
 from tests.analysis.language.conftest import make_tokenizer
 from tests.analysis.language.test_smollm2 import FOLDER
 from tests.families import D_VOCAB, token_ids
@@ -22,7 +23,7 @@ from tests.models.pretrained.variants import make_variant
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 Weights = dict[str, Tensor]
-open_plain = HookedTransformer.from_pretrained_no_processing
+open_plain: Any = HookedTransformer.from_pretrained_no_processing
 
 
 @pytest.fixture
@@ -100,6 +101,13 @@ def test_types_and_devices(saved):
         open_plain(folder, n_devices=2)
     with pytest.raises(ValueError, match="load_in_8bit: quantized weights are not read"):
         open_plain(folder, load_in_8bit=True)
+    assert open_plain(folder, device_map="cpu").cfg.device == "cpu"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        open_plain(folder, colour="red")
+    with pytest.raises(ValueError, match=r"\['device_map'\] are for weights that transformers loads"):
+        open_plain("mine", hf_model=theirs, device_map="cpu")
+    with pytest.raises(ValueError, match="hf_model must be a model of transformers, got Linear"):
+        open_plain("mine", hf_model=torch.nn.Linear(2, 2))
 
 
 def test_defaults_of_the_first_token(saved):
@@ -113,8 +121,6 @@ PEAK = """
 import resource, sys, torch
 from transformers import AutoModelForCausalLM
 from mechicl.models import HookedTransformer
-from mechicl.models.pretrained.loading import official_name
-official_name("gpt2")  # imports what it needs
 if sys.argv[2] == "theirs":
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 else:
@@ -214,8 +220,14 @@ def test_checkpoints_that_do_not_exist(hub):
 
 # ---- TransformerLens' own format ----
 SIZES: dict[str, Any] = {
-    "d_model": 8, "n_layers": 2, "d_mlp": 12, "d_head": 4, "n_heads": 2, "n_ctx": 9, "d_vocab": D_VOCAB,
-}  # fmt: skip
+    "d_model": 8,
+    "n_layers": 2,
+    "d_mlp": 12,
+    "d_head": 4,
+    "n_heads": 2,
+    "n_ctx": 9,
+    "d_vocab": D_VOCAB,
+}
 
 
 def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:
@@ -320,6 +332,8 @@ def test_files_and_checkpoints_of_transformer_lens(tmp_path, monkeypatch):
     monkeypatch.setattr(lens_files, "hf_hub_download", lambda name, file, **options: str(folder / file))
     opened = open_plain("solu-1l", checkpoint_index=-1, local_files_only=True)
     assert torch.equal(opened.W_E, HookedTransformer(model.cfg, seed=3000).W_E)
+    torch.save({name: weight.bfloat16() for name, weight in model.state_dict().items()}, folder / "final.pth")
+    assert (open_plain(folder, dtype=None).cfg.dtype, open_plain(folder).cfg.dtype) == (torch.bfloat16, torch.float32)
     torch.save({"blocks.0.attn.W_Q": print}, folder / "final.pth")
     with pytest.raises(ValueError, match="not a checkpoint of tensors and plain data"):
         open_plain(folder)

@@ -15,6 +15,7 @@ LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 100.0, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }  # fmt: skip
+ROPE = {"rope_theta": 100.0, "factor": 2.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, {}) for name in (
         "GPT-2", "GPT-Neo", "GPT-J", "GPT-NeoX", "OPT", "BLOOM", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma",
@@ -28,8 +29,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "tie_word_embeddings": True}),
     "Qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
     "Gemma, own head": ("Gemma", {"tie_word_embeddings": False}),
-    "Gemma 3": ("Gemma 3", {"layer_types": MIXED}),
+    "Llama, YaRN": ("Llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "original_max_position_embeddings": 8}}),
+    "Llama, dynamic": ("Llama", {"rope_parameters": ROPE | {"rope_type": "dynamic"}, "max_position_embeddings": 8}),
+    "Gemma 3": ("Gemma 3", {"layer_types": MIXED, "rope_parameters": {
+        "full_attention": ROPE | {"rope_type": "linear"},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    }}),
     "Phi, groups": ("Phi", {"num_key_value_heads": 1}),
+    "Phi-3, longrope": ("Phi-3", {"original_max_position_embeddings": 8, "rope_parameters": ROPE | {
+        "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
+        "original_max_position_embeddings": 8,
+    }}),
     "Phi-3, window": ("Phi-3", {"sliding_window": 3}),
     "OLMo, clipped": ("OLMo", {"clip_qkv": 0.5}),
     "StableLM, parallel": ("StableLM", {"use_parallel_residual": True, "use_qkv_bias": True}),

@@ -1,0 +1,169 @@
+"""Permutation tests of patching: does a patch depend on which prompt it comes from?"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mechicl.analysis.interventions.grids import Axes, make_grid
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
+from mechicl.analysis.interventions.patching import encode_pair, make_experiment, make_sweep
+from mechicl.analysis.interventions.runs import CellResults, record_within
+from mechicl.analysis.interventions.sweeps import InterventionSweep
+from mechicl.base.arguments import Count, checked
+from mechicl.base.progress import progress_bar
+
+BLOCK = 8  # prompts among which partners are exchanged, and so the number of sweeps
+
+
+@dataclass(frozen=True, eq=False)
+class PatchingTest(InterventionSweep):
+    """A sweep of `patch`, and permutation tests of each cell's effect; see `patch_and_test`.
+
+    Attributes:
+        mismatched_values: each metric, as a mean over patches from other prompts' clean runs, `[*axes prompt]`.
+        p_values: p-value of each cell by metric, `[*axes]`; NaN where a metric is undefined.
+        adjusted_p_values: the same, corrected for the number of cells, `[*axes]`.
+        n_permutations: number of random permutations.
+    """
+
+    mismatched_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
+    p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
+    adjusted_p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
+    n_permutations: int = 0
+
+    @checked
+    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
+        """Return the sweep's table with the columns NAME_mismatched_effect, NAME_p and NAME_p_adjusted."""
+        columns = {}
+        for name, p_values in self.p_values.items():
+            mismatched = self.mismatched_values[name] - self.unpatched_values[name]
+            columns[f"{name}_mismatched_effect"] = mismatched.mean(-1)
+            columns |= {f"{name}_p": p_values, f"{name}_p_adjusted": self.adjusted_p_values[name]}
+        return super().to_dataframe(level).assign(**{name: each.flatten().tolist() for name, each in columns.items()})
+
+
+@checked(locks=True)
+def patch_and_test(
+    model: Any,
+    clean: Inputs,
+    corrupted: Inputs,
+    component: str = "z",
+    axes: Axes | None = None,
+    *,
+    metrics: SomeMetrics = None,
+    n_permutations: Count = 999,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> PatchingTest:
+    """Patch as `patch` does, and test each cell against patches from the clean runs of other prompts.
+
+    Under the null hypothesis a patch does the same whichever prompt's clean run it comes from, as for an activation
+    that only shows that a run is not corrupted. The mean effect over prompts is compared with that of random
+    permutations of the clean prompts, in blocks of up to 8, so a test takes up to 8 sweeps of `patch` and any number of
+    permutations. The corrected p-values bound the probability of any false positive among all cells: they compare each
+    cell with the largest effect of each permutation, in units of its cell's standard deviation (Westfall & Young 1993).
+
+    Args:
+        model: as for `patch`.
+        clean: the prompts whose activations are patched in, at least 4.
+        corrupted: the prompts on which the model runs, of the same number and length.
+        component: the activation, as for `patch`.
+        axes: what to sweep, as for `patch`.
+        metrics: a function of the query's predictions `[prompt ...]` that returns `[prompt]`, or several by name; as
+            for `patch`.
+        n_permutations: number of random permutations; the smallest p-value is 1 / (n_permutations + 1).
+
+    Returns:
+        A `PatchingTest`, which is the sweep of `patch` with `p_values` and `adjusted_p_values` `[*axes]` by metric;
+        `to_dataframe()` has a row for each cell.
+
+    Raises:
+        ValueError: fewer than 4 prompts, no metric, or what `patch` refuses.
+
+    Example:
+        >>> tested = patch_and_test(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))
+        >>> tested.to_dataframe().query("loss_p_adjusted < 0.05")
+    """
+    adapter, into, source = encode_pair(model, clean, corrupted, "denoising", "query")
+    if len(into) < 4:
+        raise ValueError(f"a permutation test needs at least 4 prompts, got {len(into)}")
+    grid = make_grid(adapter, into, component, axes)
+    experiment = make_experiment(adapter, into, clean, metrics)
+    if not experiment.metrics:
+        raise ValueError("a test is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
+    values, cells = record_within(adapter, source, grid.hook_names, experiment.budget), grid.cells()
+    partners, sizes = _shifted_partners(len(into))
+    baseline = experiment.run_baseline(len(partners) * len(cells), values, values)
+    measured: dict[str, list[Tensor]] = {name: [] for name in experiment.metrics}
+    results: CellResults | None = None
+    with progress_bar(total=len(partners) * len(cells), unit="run", progress=progress) as bar:
+        for shift, partner in enumerate(partners):
+            shifted = {name: value[partner.to(value.device)] for name, value in values.items()}
+            some = dataclasses.replace(experiment, keep_predictions=experiment.keep_predictions and not shift)
+            swept = some.run_cells(baseline, cells, shifted, bar.update)
+            results = results or swept
+            for name, each in swept.values.items():
+                measured[name].append(each.double().cpu())
+    assert results is not None
+    by_cell = results.map(lambda tensor: tensor.unflatten(0, grid.shape))
+    sweep = make_sweep(experiment, baseline, by_cell, f"denoising {component}", grid.axes, grid.indices, source)
+    shifts = _random_shifts(sizes, n_permutations, seed)
+    mismatched, plain, adjusted = {}, {}, {}
+    for name, by_shift in measured.items():
+        stacked = torch.stack(by_shift, -1)  # [cell prompt shift]
+        there = torch.arange(len(partners)) < sizes[:, None]
+        others = stacked.masked_fill(~there, 0)[..., 1:].sum(-1) / (sizes - 1)
+        mismatched[name] = others.unflatten(0, grid.shape)
+        mean = (stacked.masked_fill(~there, 0).sum(-1) / sizes).mean(-1)  # over all permutations
+        tests = _compare(stacked[..., 0].mean(-1) - mean, _permuted_means(stacked, shifts) - mean[:, None])
+        plain[name], adjusted[name] = (each.unflatten(0, grid.shape) for each in tests)
+    fields = {each.name: getattr(sweep, each.name) for each in dataclasses.fields(sweep)}
+    return PatchingTest(
+        **fields, mismatched_values=mismatched, p_values=plain, adjusted_p_values=adjusted,
+        n_permutations=n_permutations,
+    )  # fmt: skip
+
+
+def _shifted_partners(n_prompts: int) -> tuple[list[Int[Tensor, "prompt"]], Int[Tensor, "prompt"]]:
+    """For each shift, the index of each prompt's partner that many places later in its block; and the blocks' sizes."""
+    blocks = torch.arange(n_prompts).tensor_split(-(-n_prompts // BLOCK))
+    partners = [torch.cat([block.roll(-shift) for block in blocks]) for shift in range(max(map(len, blocks)))]
+    return partners, torch.cat([torch.full_like(block, len(block)) for block in blocks])
+
+
+def _random_shifts(sizes: Int[Tensor, "prompt"], n: int, seed: int) -> Int[Tensor, "permutation prompt"]:
+    """Random permutations in each block, as the number of places from each prompt to its partner."""
+    generator, blocks, first = torch.Generator().manual_seed(seed), [], 0
+    while first < len(sizes):
+        size = int(sizes[first])
+        order = torch.rand(n, size, generator=generator).argsort(-1)
+        blocks.append((order - torch.arange(size)) % size)
+        first += size
+    return torch.cat(blocks, -1)
+
+
+def _permuted_means(
+    values: Float[Tensor, "cell prompt shift"], shifts: Int[Tensor, "permutation prompt"]
+) -> Float[Tensor, "cell permutation"]:
+    prompts = torch.arange(values.shape[1])
+    return torch.stack([values[:, prompts, each].mean(-1) for each in shifts], -1)
+
+
+def _compare(
+    observed: Float[Tensor, "cell"], permuted: Float[Tensor, "cell permutation"]
+) -> tuple[Float[Tensor, "cell"], Float[Tensor, "cell"]]:
+    """Two-sided p-values of each cell alone, and against the largest of all cells."""
+    spread = torch.cat([observed[:, None], permuted], 1).square().mean(1).sqrt()
+    # where patches from all prompts do the same there is only rounding
+    null = spread <= 1e-12 * spread.nan_to_num().max()
+    sizes = (observed.abs() / spread).masked_fill(null, 0)
+    others = (permuted.abs() / spread[:, None]).masked_fill(null[:, None], 0)
+    limit = sizes[:, None] * (1 - 1e-9)  # the same permutation, up to rounding
+    counts = ((others >= limit).sum(1), (others.nan_to_num().amax(0) >= limit).sum(1))
+    alone, together = ((1 + count.double()) / (1 + permuted.shape[1]) for count in counts)
+    return alone.masked_fill(sizes.isnan(), torch.nan), together.masked_fill(sizes.isnan(), torch.nan)
