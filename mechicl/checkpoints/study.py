@@ -79,8 +79,9 @@ class Study:
             self.name, seeds = str(getattr(models[0], "name", name)), list(range(len(models)))
         self.task: Any = self.checkpoint.task if self.checkpoint and task is None else task
         if not callable(getattr(self.task, "sample", None)):
-            raise CheckpointError(f"task={self.task!r} draws no prompts: give an object of mechicl.tasks, or another with "
-                                  "sample(n_prompts, seed=)")  # fmt: skip
+            raise CheckpointError(
+                f"task={self.task!r} draws no prompts: give an object of mechicl.tasks, or another with a method sample"
+            )
         self.compare = named_learners(compare)
         self.n_prompts = n_prompts
         index, rule = self._choose(models, seeds, seed)

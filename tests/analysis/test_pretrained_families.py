@@ -125,7 +125,7 @@ def test_contributions_are_writes_through_the_scales_of_the_run(name: str, after
     result = direct_logit_attribution(ours, IDS, CORRECT, WRONG)
     _, cache = ours.run_with_cache(IDS)
     rows = torch.arange(len(IDS))
-    direction = (ours.ln_final.w[:, None] * ours.W_U).T / cache["ln_final.hook_scale"][:, -1, :, None]
+    direction = (ours.ln_final.get_parameter("w")[:, None] * ours.W_U).T / cache["ln_final.hook_scale"][:, -1, :, None]
     direction = direction[rows, CORRECT] - direction[rows, WRONG]
     for layer, head in itertools.product(range(ours.cfg.n_layers), range(ours.cfg.n_heads)):
         written = cache[f"blocks.{layer}.attn.hook_z"][:, -1, head] @ ours.W_O[layer, head]

@@ -26,7 +26,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of tokens knows besides their stream: padding, and positions that were run before.
+    """The padding of a run of tokens, and the positions that were run before.
 
     Attributes:
         tokens: False at padding, for the earlier positions too; None for none.

@@ -1,4 +1,4 @@
-"""What pretrained language models have: one pass, cached passes and padded texts give the same logits."""
+"""Features of pretrained language models: plain, cached and padded runs give the same logits."""
 
 from typing import Any, cast
 
