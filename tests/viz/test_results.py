@@ -73,7 +73,8 @@ def example(kind: Any) -> Any:
     """Make a value of a type: random tensors whose axes all have length 3, tuples of 3, dataclasses of such."""
     if hasattr(kind, "dim_str"):
         shape = [3] * len(kind.dim_str.split())
-        return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        drawn = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return drawn if "float64" in kind.dtypes else drawn.long()
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         needed = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]  # both missing
