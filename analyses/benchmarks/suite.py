@@ -14,7 +14,7 @@ from benchmarks.rows import Row, Settings, table
 PARTS = (
     "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "growth",
     "memory", "threads", "learners", "starting", "checks", "layers", "interventions", "circuits", "sweeping",
-    "language",
+    "language", "pretrained",
 )  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 
