@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
 from mechicl.models import HookedTransformer
+from mechicl.models.config_checks import check_device
 from mechicl.models.pretrained.families import is_computed
 from mechicl.models.pretrained.folders import ModelFolder, check_gguf, download, refuse_differences
 from mechicl.models.pretrained.loading import check_float_weights, from_transformers
@@ -104,7 +105,7 @@ def load_language_model(
         raise ArgumentError(f"dtype must be one of {', '.join(map(str, MODEL_DTYPES))}, got {dtype}")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ArgumentError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
-    _check_device(device)
+    check_device(device)
     if model is not None:
         if revision is not None or gguf_file is not None:
             raise ArgumentError("revision and gguf_file are for models that are loaded by name, not for model=")
@@ -145,17 +146,6 @@ def load_language_model(
             opened = files.from_pretrained(None, config=config, dtype=dtype)
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         return _open(opened, tokenizer, title, seed, device or "cpu", dtype, is_ours=True, bridge=bridge)
-
-
-def _check_device(device: str | torch.device | None) -> None:
-    try:
-        if device is not None and torch.empty(0, device=device).is_meta:
-            raise RuntimeError("weights on it have no values")
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        names = ["cpu", *(f"{accelerator}:{i}" for i in range(torch.accelerator.device_count()))]
-        reason = str(error).splitlines()[0]
-        raise ArgumentError(f"device={str(device)!r} cannot be used; here are {', '.join(names)} ({reason})") from error
 
 
 def _check_seed(seed: int | None, name: str) -> None:

@@ -6,6 +6,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from mechicl.base.arguments import ArgumentError
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Config = TypeVar("Config")
 
@@ -28,6 +30,18 @@ def check_dtype_and_device(cfg: Any) -> None:
         torch.device(cfg.device)
     except RuntimeError as error:
         raise ValueError(f"device={cfg.device!r} is not a device: {str(error).splitlines()[0]}") from error
+
+
+def check_device(device: str | torch.device | None, *, may_be_meta: bool = False) -> None:
+    """Refuse a device that is not there, or that has no values; None is the default one."""
+    try:
+        if device is not None and torch.empty(0, device=device).is_meta and not may_be_meta:
+            raise RuntimeError("weights on it have no values")
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        names = ["cpu", *(f"{accelerator}:{i}" for i in range(torch.accelerator.device_count()))]
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"device={str(device)!r} cannot be used; here are {', '.join(names)} ({reason})") from error
 
 
 def read_config(kind: type[Config], data: dict[str, Any]) -> Config:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from mechicl.base.arguments import ArgumentError
-from mechicl.models.config_checks import DTYPES
+from mechicl.models.config_checks import DTYPES, check_device
 from mechicl.models.pretrained.conversion import convert_weights, embedding_scale
 from mechicl.models.pretrained.families import config_fields, find_family
 from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, official_name, refuse_differences
@@ -51,6 +51,10 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
     options, dtype = dict(request.options), _dtype(request.dtype)
     if quantized := sorted({"load_in_8bit", "load_in_4bit", "quantization_config"} & options.keys()):
         raise ValueError(f"{quantized[0]}: quantized weights are not read")
+    check_device(request.device, may_be_meta=True)
+    is_path = Path(request.name).is_absolute() or request.name.startswith((".", "~"))
+    if is_path and request.hf_model is None and not Path(request.name).is_dir():
+        raise ValueError(f"model_name={request.name!r} is not a folder")
     name = official_name(request.name)
     index, step = request.checkpoint
     fields = {key: value for key, value in request.fields.items() if value is not None}

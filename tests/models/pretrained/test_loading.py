@@ -337,3 +337,11 @@ def test_files_and_checkpoints_of_transformer_lens(tmp_path, monkeypatch):
     torch.save({"blocks.0.attn.W_Q": print}, folder / "final.pth")
     with pytest.raises(ValueError, match="not a checkpoint of tensors and plain data"):
         open_plain(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+def test_a_device_or_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="device='cuda' cannot be used"):
+        open_plain(tmp_path, device="cuda")
+    with pytest.raises(ValueError, match=r"model_name=.*nothing' is not a folder"):
+        open_plain(tmp_path / "nothing")
