@@ -572,6 +572,7 @@ ORDERED = {
     "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
     "prompts.Prompts.concatenate": "has more prompts",
     "analysis.corrupt": "draws one prompt's numbers after the other's",
+    "analysis.interventions.patch_and_test": "pairs prompts anew within blocks of eight neighbours",
     "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
     "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
 }  # fmt: skip

@@ -1,121 +1,35 @@
 """SmolLM2 as a `HookedTransformer`: time and memory next to the bridge of TransformerLens 4 and the class of 3.9."""
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from benchmarks.apart import Apart, peers
 from benchmarks.language import CACHE
-from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
+from benchmarks.opened import BRIDGE, CLASS, N_HEADS, N_SAMPLED, OURS
+from benchmarks.rows import Row, Settings, alternate, ratios, row
 
-OURS, BRIDGE, CLASS = "mechicl", "bridge of TransformerLens 4", "class of TransformerLens 3.9"
 LENS_3 = "TRANSFORMER_LENS_3"
 """Environment variable: a folder of `pip install --no-deps --target FOLDER transformer_lens==3.9`."""
 CALLS = {"forward": ">= 1.0", "run_with_cache": ">= 1.5", "run_with_hooks": ">= 1.0", "backward": "shown"}
 """Calls on 4 texts of 32 tokens, and the bars of the bridge's time over ours; of the class's: 1."""
 SWEEPS = {"ablate": ">= 2.5", "patch": ">= 2.5"}
-"""All 270 heads, on 4 texts of 32 tokens: the bridge in the same call, TransformerLens 3.9 by hooks in a loop."""
-N_HEADS, N_SAMPLED = 270, 9  # of the model, and of the loop
+"""All 270 heads, on 4 texts of 12 tokens: the bridge in the same call, TransformerLens 3.9 by hooks in a loop."""
 PEAK = 1 if sys.platform == "darwin" else 1024
-
-
-class Opened:
-    """A language model opened by one of the libraries, in this process."""
-
-    def __init__(self, library: str, folder: str):
-        torch.set_num_threads(1)
-        self.library = library
-        if library == OURS:
-            from mechicl.models import HookedTransformer
-
-            self.model: Any = HookedTransformer.from_pretrained_no_processing(folder)
-        elif library == BRIDGE:
-            from transformer_lens.model_bridge import TransformerBridge
-
-            boot: Any = TransformerBridge.boot_transformers
-            self.model = boot(folder, dtype=torch.float32)
-        elif library == CLASS:
-            lens_3: Any = importlib.import_module("transformer_lens")
-            fields = json.loads((Path(folder) / "fields.json").read_text())
-            self.model = lens_3.HookedTransformer(lens_3.HookedTransformerConfig(**fields))
-            self.model.load_state_dict(load_file(Path(folder) / "lens.safetensors"), strict=False)
-        else:
-            from transformers import AutoModelForCausalLM
-
-            self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.eval()
-        ids = torch.randint(10, 40_000, (8, 32), generator=torch.Generator().manual_seed(0))
-        self.ids, self.others = ids[:4], ids[4:]
-
-    def call(self, name: str) -> float:
-        """How long one of the calls takes."""
-        if name == "backward":
-            return seconds(lambda: self._loss().backward())
-        with torch.no_grad():
-            return seconds(partial(self._call, name))
-
-    def logits(self) -> list[float]:
-        with torch.no_grad():
-            return self.model(self.ids)[0, -1, :50].tolist()
-
-    def sweep(self, name: str) -> float:
-        """How long the effects of all heads take."""
-        if self.library == CLASS:
-            return seconds(partial(self._loop, name))
-        from mechicl.analysis import ablate, patch
-
-        axes = {"layer": None, "pos": self.ids.shape[1] - 1, "head": None}
-        run: Callable[..., Any] = partial(ablate, self.model, self.ids, "z", axes)
-        if name == "patch":
-            run = partial(patch, self.model, self.others, self.ids, "z", axes)
-        return seconds(lambda: run(metrics=self._metric, progress=False))
-
-    def _metric(self, logits: Tensor) -> Tensor:
-        return logits[..., 100] if logits.ndim == 2 else logits[:, -1, 100]
-
-    def _loss(self) -> Tensor:
-        self.model.zero_grad()
-        return self.model(self.ids, return_type="loss")
-
-    def _call(self, name: str) -> Any:
-        if name == "run_with_cache":
-            return self.model.run_with_cache(self.ids)
-        if name == "run_with_hooks":
-            hooks = [(f"blocks.{layer}.attn.hook_z", lambda z, hook: 0 * z) for layer in range(self.model.cfg.n_layers)]
-            return self.model.run_with_hooks(self.ids, fwd_hooks=hooks)
-        return self.model(self.ids)
-
-    def _loop(self, name: str) -> None:
-        """Effects of a sample of the heads, by hooks."""
-        n_layers, n_heads = self.model.cfg.n_layers, self.model.cfg.n_heads
-        with torch.no_grad():
-            cache = self.model.run_with_cache(self.others)[1] if name == "patch" else None
-            for i in range(N_SAMPLED):
-                layer, head = i * (n_layers - 1) // (N_SAMPLED - 1), i % n_heads
-
-                def put(z: Tensor, hook: Any, head: int = head) -> Tensor:
-                    z[:, -1, head] = 0 if cache is None else cache[hook.name][:, -1, head]
-                    return z
-
-                self._metric(self.model.run_with_hooks(self.ids, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", put)]))
 
 
 def peak(library: str, folder: str) -> int:
     """Return the peak memory of a process that opens the model, less that of one that only imports, in bytes."""
     script = (
         "import json, resource, sys, torch, transformers, mechicl.models, transformer_lens.model_bridge\n"
-        "from benchmarks.pretrained import Opened\n"
+        "from benchmarks.opened import Opened\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "Opened(sys.argv[1], sys.argv[2])\n"
         "print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))"
@@ -153,7 +67,7 @@ def measure(settings: Settings) -> list[Row]:
                 )
                 rows += _compare(call, {name: values[1:] for name, values in times.items()}, bar)
             for call, bar in SWEEPS.items():
-                times = alternate({name: partial(one.call, "sweep", call) for name, one in opened.items()}, 2)
+                times = alternate({name: partial(one.call, "sweep", call) for name, one in opened.items()}, 1)
                 if CLASS in times:
                     times[CLASS] = [N_HEADS / N_SAMPLED * value for value in times[CLASS]]
                 rows += _compare(f"{call}, all heads", times, bar)
@@ -176,7 +90,7 @@ def _compare(call: str, times: dict[str, list[float]], bar: str) -> list[Row]:
 
 
 def _open(library: str, folder: str, environment: dict[str, str] | None = None) -> Apart:
-    return Apart("pretrained:Opened", one_core=True, environment=environment, library=library, folder=folder)
+    return Apart("opened:Opened", one_core=True, environment=environment, library=library, folder=folder)
 
 
 def _paths() -> str:
@@ -194,5 +108,5 @@ def _export(folder: Path) -> None:
     save_file(
         {k: w.contiguous().clone() for k, w in state.items() if not k.endswith(buffers)}, folder / "lens.safetensors"
     )
-    fields["dtype"] = "float32"
+    del fields["dtype"]  # float32
     (folder / "fields.json").write_text(json.dumps(fields))

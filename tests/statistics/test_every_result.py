@@ -34,7 +34,8 @@ def made(hint: Any, n: int = 5) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if is_array(hint):
         names = [name for name in hint.dim_str.split() if not name.startswith(("*", "."))]
-        return torch.rand(*([2] * (len(names) - 1)), n)
+        shape = (*([2] * (len(names) - 1)), n)
+        return torch.randint(9, shape) if all("int" in dtype for dtype in hint.dtypes) else torch.rand(shape)
     if origin in (Union, UnionType):
         return made(args[0], n)
     if origin is Literal:
@@ -61,8 +62,8 @@ def build(kind: type, samples: list[int]) -> Any:
 
 
 TESTED_ELSEWHERE = {  # their fields depend on one another
-    "ConstructionFit", "FamilyMatch", "HeadScores", "Identification", "InterventionSweep", "StrategyTracking",
-    "TaskTexts",
+    "ConstructionFit", "FamilyMatch", "HeadScores", "Identification", "InterventionSweep", "PatchingTest",
+    "StrategyTracking", "TaskTexts",
 }  # fmt: skip
 RESULTS = [each for each in RESULTS if each.__name__ not in TESTED_ELSEWHERE]
 
