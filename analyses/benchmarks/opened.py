@@ -60,7 +60,8 @@ class Opened:
 
     def logits(self) -> list[float]:
         with torch.no_grad():
-            return self.model(self.ids)[0, -1, :50].tolist()
+            outputs = self.model(self.ids)
+            return getattr(outputs, "logits", outputs)[0, -1, :50].tolist()
 
     def sweep(self, name: str) -> float:
         """How long the effects of all heads take."""

@@ -22,27 +22,34 @@ CALLS = {"forward": ">= 1.0", "run_with_cache": ">= 1.5", "run_with_hooks": ">= 
 """Calls on 4 texts of 32 tokens, and the bars of the bridge's time over ours; of the class's: 1."""
 SWEEPS = {"ablate": ">= 2.5", "patch": ">= 2.5"}
 """All 270 heads, on 4 texts of 12 tokens: the bridge in the same call, TransformerLens 3.9 by hooks in a loop."""
-PEAK = 1 if sys.platform == "darwin" else 1024
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+
+import transformers, transformer_lens.model_bridge, mechicl.models
+from benchmarks.opened import Opened
+
+
+def peak():  # getrusage would give the peak of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+before = peak()
+Opened(sys.argv[1], sys.argv[2]).logits()  # files are read when their weights are
+print(json.dumps(1024 * (peak() - before)))
+"""
 
 
 def peak(library: str, folder: str) -> int:
-    """Return the peak memory of a process that opens the model, less that of one that only imports, in bytes."""
-    script = (
-        "import json, resource, sys, torch, transformers, mechicl.models, transformer_lens.model_bridge\n"
-        "from benchmarks.opened import Opened\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "Opened(sys.argv[1], sys.argv[2])\n"
-        "print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))"
-    )
+    """Return the peak memory of a process that opens the model and runs it, less that of imports, in bytes (Linux)."""
+    command = [sys.executable, "-c", PEAK, library, folder]
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(
-        [sys.executable, "-c", script, library, folder],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | paths,
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | paths).stdout
     )
-    return PEAK * json.loads(run.stdout)
 
 
 def measure(settings: Settings) -> list[Row]:

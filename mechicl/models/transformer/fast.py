@@ -181,7 +181,7 @@ def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos 
 def fast_mlp(mlp: MLP, x: Tensor) -> Tensor:
     """Compute the MLP with its biases added inside the products."""
     if mlp.gated:
-        hidden = mlp.act_fn(x @ mlp.W_gate) * (x @ mlp.W_in) + mlp.b_in
+        hidden = torch.addcmul(mlp.b_in, mlp.act_fn(x @ mlp.W_gate), x @ mlp.W_in)
         return F.linear(hidden, mlp.W_out.mT, mlp.b_out)
     hidden = mlp.act_fn(F.linear(x, mlp.W_in.mT, mlp.b_in))
     return F.linear(hidden if mlp.ln is None else fast_norm(mlp.ln, hidden), mlp.W_out.mT, mlp.b_out)

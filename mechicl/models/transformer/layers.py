@@ -261,8 +261,7 @@ class Unembed(BlockPart):
         residual = self.hook_in(residual)
         if self.cfg.read_out == "identity":
             return self.hook_out(-residual[..., self.cfg.y_slot])
-        outputs = residual @ self.W_U
-        return self.hook_out(outputs + self.b_U if self.cfg.read_bias else outputs)
+        return self.hook_out(F.linear(residual, self.W_U.mT, self.b_U if self.cfg.read_bias else None))
 
 
 class TiedUnembed(Unembed):
@@ -283,8 +282,8 @@ class TiedUnembed(Unembed):
         residual = self.hook_in(residual)
         scale = self.cfg.embedding_scale
         # the stream is divided, as it is smaller than the vocabulary
-        outputs = (residual if scale == 1 else residual / scale) @ self.embed.W_E.mT
-        return self.hook_out(outputs + self.b_U if self.cfg.read_bias else outputs)
+        residual = residual if scale == 1 else residual / scale
+        return self.hook_out(F.linear(residual, self.embed.W_E, self.b_U if self.cfg.read_bias else None))
 
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:
