@@ -1,5 +1,6 @@
 """A patching session: one clean and one corrupted prompt, and a set of patches that the user changes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logi
 from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
 from mechicl.base.threads import holds_models
-from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
+from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
 from mechicl.models.opening.sites import AXES, Site, axes_of
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Result
@@ -73,15 +74,18 @@ class SessionResult(Result):
 
         A squared error recovers faster than the prediction: half way to the target it is down by three quarters.
         """
-        whole = self.clean_metric - self.corrupted_metric
-        return (self.metric - self.corrupted_metric) / whole if whole else float("nan")
+        rounding = 16 * torch.finfo(self.clean_prediction.dtype).eps  # routes differ in the last bits
+        if math.isclose(self.clean_metric, self.corrupted_metric, rel_tol=rounding):
+            return math.nan
+        return (self.metric - self.corrupted_metric) / (self.clean_metric - self.corrupted_metric)
 
     @property
     def prediction_recovered(self) -> float:
         """Share of the difference of both runs' predictions that the patches recover along it; NaN if they agree."""
+        if same_up_to_rounding(self.clean_prediction, self.corrupted_prediction):
+            return math.nan
         whole = self.clean_prediction - self.corrupted_prediction
-        square = whole.square().sum()
-        return float((self.prediction - self.corrupted_prediction) @ whole / square) if square else float("nan")
+        return float((self.prediction - self.corrupted_prediction) @ whole / whole.square().sum())
 
 
 class PatchingSession:

@@ -139,11 +139,11 @@ def _tree(endings: Sequence[tuple[int, ...]]) -> Tree:
 
 
 class _Continued:
-    """A run of prompts to which tokens are appended and removed; a bridge's keys and values are cached."""
+    """A run of prompts to which tokens are appended and removed; keys and values are cached if the model can."""
 
     def __init__(self, adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]):
         self.adapter, self.ids = adapter, ids
-        self.logits, self.cache = (adapter.run(ids), None) if adapter.ours else adapter.run_cached(ids)
+        self.logits, self.cache = adapter.run_cached(ids) if adapter.caches else (adapter.run(ids), None)
 
     @contextmanager
     def continued(self, token: int) -> Iterator[None]:
@@ -152,7 +152,7 @@ class _Continued:
         self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
         self.cache = fork_cache(cache)
         new = self.ids if self.cache is None else self.ids[:, -1:]
-        self.logits = self.adapter.run(new, past_key_values=self.cache)
+        self.logits = self.adapter.run(new, cache=self.cache)
         yield
         self.ids, self.logits, self.cache = ids, logits, cache
 

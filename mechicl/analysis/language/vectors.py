@@ -217,8 +217,9 @@ def steering(
     n_cached = [0]  # positions of the text before those that the present run computes
 
     def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-        n_cached[:] = [0 if cache is None else int(cache.get_seq_length())]
+        cache, ours, mask = (kwargs.get(name) for name in ("past_key_values", "past_kv_cache", "attention_mask"))
+        n_before = 0 if ours is None else ours.previous_attention_mask.shape[1]
+        n_cached[:] = [n_before if cache is None else int(cache.get_seq_length())]
         padded = isinstance(mask, Tensor) and not mask.all()
         if pos is not None and (padded or kwargs.get("cache_params") is not None):
             raise ValueError("pos must be None for texts with padding, and in runs that continue a state")
@@ -232,11 +233,10 @@ def steering(
             stream[:, slice(None) if pos is None else pos % n - n_cached[0]] += strength * vector.to(stream)
         return stream
 
-    root = getattr(model, "original_model", None)  # of a bridge, whose own hooks do not see the cache
+    root = getattr(model, "original_model", model)  # a bridge's own hooks do not see the cache
     with ExitStack() as stack:
         stack.enter_context(holding(model))
-        if root is not None:
-            stack.callback(root.register_forward_pre_hook(in_this_thread(begin), with_kwargs=True).remove)
+        stack.callback(root.register_forward_pre_hook(in_this_thread(begin), with_kwargs=True).remove)
         hook = (get_act_name("resid_post", layer), in_this_thread(add))
         stack.enter_context(model.hooks(fwd_hooks=[hook]))
         yield

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
@@ -18,6 +19,7 @@ from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
+from mechicl.models.transformer.config_rules import RECURRENT
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
 from mechicl.prompts import At, Prompts, TokenSequences
 
@@ -97,20 +99,38 @@ class ModelAdapter:
 
     # ---- runs ----
 
-    def run(self, tokens: Tensor, hooks: Sequence[Hook] = (), **options: Any) -> Tensor:
-        """Return the predictions of a run from the tokens on; `options` are passed to a model of another package."""
+    def run(self, tokens: Tensor, hooks: Sequence[Hook] = (), cache: Any = None) -> Tensor:
+        """Return the predictions of a run from the tokens on, after those whose keys and values are in a cache."""
         if not self.reads_prompts:
+            options = {} if cache is None else {"past_key_values": cache}
             return self._select_read(self._run_other(tokens, hooks, **options))
         with self.model.hooks(fwd_hooks=list(hooks)):
-            return self._select_read(self.model(tokens, at=self.at))
+            options = {} if cache is None else {"past_kv_cache": cache}
+            return self._select_read(self.model(tokens, at=self.at, **options))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return the predictions of a run, and all activations by hook name."""
         outputs, cache = self.model.run_with_cache(tokens, **({"at": self.at} if self.reads_prompts else {}))
         return self._select_read(outputs), cache
 
+    @property
+    def caches(self) -> bool:
+        """True if runs of the model may keep keys and values; models of other packages are tried."""
+        if not self.reads_prompts:
+            return True
+        cfg = self.model.cfg
+        return (
+            self.is_transformer
+            and cfg.prompt_format == "token_ids"
+            and cfg.keys == "causal"
+            and not (cfg.momentum or set(cfg.attention.split(",")) & set(RECURRENT))
+        )
+
     def run_cached(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Return the predictions of a run of another package's model, and its cache of keys and values."""
+        """Return the predictions of a run, and its cache of keys and values; see `caches`."""
+        if self.reads_prompts:
+            cache = TransformerLensKeyValueCache.init_cache(self.model.cfg, tokens.device, len(tokens))
+            return self.run(tokens, cache=cache), cache
         options = {"return_type": "logits_and_cache", "use_cache": True}
         outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
         return self._select_read(outputs), cache

@@ -1,11 +1,13 @@
 """Runs of a causal language model from one position on, with the keys and values of earlier positions cached."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformer_lens import TransformerLensKeyValueCache
 from transformers.cache_utils import DynamicLayer
 
 from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
@@ -18,7 +20,7 @@ class SuffixRuns:
     """Runs that compute only the positions from `first` on, for several copies of the prompts (if all fit) at once.
 
     In a causal model, an edit at a position changes no earlier one: the keys and values before the first edited
-    position are computed once, by the cache of `transformers`, and every run reads them.
+    position are computed once, by the cache of `transformers` or ours, and every run reads them.
     """
 
     @torch.no_grad()
@@ -29,7 +31,7 @@ class SuffixRuns:
         self.caches = [adapter.run_cached(tokens[part, :first])[1] for part in self.parts]
         if copies > 1:
             self.parts = [slice(0, len(self.tokens))]
-            self.caches[0].batch_select_indices(torch.arange(len(tokens), device=tokens.device).repeat(copies))
+            _repeat(self.caches[0], torch.arange(len(tokens), device=tokens.device).repeat(copies))
 
     @torch.no_grad()
     def run(self, hooks_of: Callable[[slice], Sequence[Hook]]) -> Tensor:
@@ -37,7 +39,7 @@ class SuffixRuns:
         outputs = []
         for part, cache in zip(self.parts, self.caches, strict=True):
             forked = fork_cache(cache)
-            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=forked))
+            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), forked))
         return torch.cat(outputs)
 
 
@@ -46,11 +48,23 @@ def fork_cache(cache: Any) -> Any:
 
     The run's cache could not be cut back instead: layers with a sliding window drop positions.
     """
+    if isinstance(cache, TransformerLensKeyValueCache):
+        return dataclasses.replace(cache, entries=[copy.copy(entry) for entry in cache.entries])
     if not all(isinstance(layer, DynamicLayer) for layer in getattr(cache, "layers", [None])):
         return None
     forked = copy.copy(cache)
     forked.layers = [copy.copy(layer) for layer in cache.layers]
     return forked
+
+
+def _repeat(cache: Any, rows: Tensor) -> None:
+    """Make a cache of these rows of its texts."""
+    if not isinstance(cache, TransformerLensKeyValueCache):
+        cache.batch_select_indices(rows)
+        return
+    cache.previous_attention_mask = cache.previous_attention_mask[rows]
+    for entry in cache.entries:
+        entry.past_keys, entry.past_values = entry.past_keys[rows], entry.past_values[rows]
 
 
 def suffix_runs(adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int, batch_size: int) -> SuffixRuns | None:
@@ -59,7 +73,7 @@ def suffix_runs(adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int,
     Caches and runs take at most the memory of a run of `batch_size` whole prompts. The route is tried once for each
     length of prompts: models whose cached runs differ from whole runs have none.
     """
-    if adapter.ours or adapter.reads_prompts or first < 1 or adapter.at != "query" or adapter.has_user_hooks():
+    if not adapter.caches or first < 1 or adapter.at != "query" or adapter.has_user_hooks():
         return None
     n_pos = tokens.shape[1]
     if n_pos not in adapter.bytes_of_cache:
@@ -76,6 +90,12 @@ def suffix_runs(adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int,
     return SuffixRuns(adapter, tokens, first, rows) if 2 * rows >= min(batch_size, len(tokens)) else None
 
 
+def _bytes_per_position(cache: Any) -> int:
+    if isinstance(cache, TransformerLensKeyValueCache):
+        return sum(entry.past_keys[:, :1].nbytes + entry.past_values[:, :1].nbytes for entry in cache.entries)
+    return sum(layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes for layer in cache.layers)
+
+
 @torch.no_grad()
 def _try(adapter: ModelAdapter, tokens: Tensor) -> tuple[float, float] | None:
     """The bytes of the cache for each position of a prompt, and of a whole run of it; None if runs with it go wrong."""
@@ -83,7 +103,7 @@ def _try(adapter: ModelAdapter, tokens: Tensor) -> tuple[float, float] | None:
     try:
         again = [SuffixRuns(adapter, tokens, 1, len(tokens)).run(lambda part: ())]
         runs = SuffixRuns(adapter, tokens, n_pos - 1, len(tokens), 2)
-        n_bytes = sum(layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes for layer in runs.caches[0].layers)
+        n_bytes = _bytes_per_position(runs.caches[0])
         again += [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none

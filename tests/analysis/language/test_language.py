@@ -399,6 +399,19 @@ def steer(stream: torch.Tensor, pos: int, vector: torch.Tensor) -> None:
     stream[:, pos] += vector
 
 
+@pytest.mark.parametrize("pos", [None, 1, 4])
+def test_steering_at_a_position_is_the_same_with_cached_keys(pos):
+    cfg = TransformerConfig(d_vocab=30, n_ctx=20, n_layers=2, d_model=16, n_heads=2)
+    model = HookedTransformer(cfg, seed=1)
+    ids = torch.randint(0, 30, (2, 5), generator=torch.Generator().manual_seed(0))
+    vector = 20 * torch.randn(16, generator=torch.Generator().manual_seed(1))
+    options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "verbose": False, "max_new_tokens": 6}
+    with steering(model, vector, 0, pos=pos):
+        cached, whole = (model.generate(ids, use_past_kv_cache=use, **options) for use in (True, False))
+    assert torch.equal(cached, whole)
+    assert not torch.equal(whole, model.generate(ids, **options))
+
+
 @pytest.mark.parametrize("name", ["GPT-2", "Mistral", "RecurrentGemma"])
 @pytest.mark.parametrize("pos", [0, 2, 4])
 @torch.no_grad()
