@@ -19,7 +19,6 @@ from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
-from mechicl.models.transformer.config_rules import RECURRENT
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
 from mechicl.prompts import At, Prompts, TokenSequences
 
@@ -118,13 +117,7 @@ class ModelAdapter:
         """True if runs of the model may keep keys and values; models of other packages are tried."""
         if not self.reads_prompts:
             return True
-        cfg = self.model.cfg
-        return (
-            self.is_transformer
-            and cfg.prompt_format == "token_ids"
-            and cfg.keys == "causal"
-            and not (cfg.momentum or set(cfg.attention.split(",")) & set(RECURRENT))
-        )
+        return self.is_transformer and self.model.cfg.prompt_format == "token_ids" and self.model.continues
 
     def run_cached(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return the predictions of a run, and its cache of keys and values; see `caches`."""

@@ -31,16 +31,16 @@ class TransformerParts:
         cfg = self.model.cfg
         blocks = self.model.blocks
         self.heads_are_separate = all(type(block.attn) is Attention for block in blocks) and cfg.has_plain_scores
-        self.norm_after = {"both": "ln1_post", "after": "ln1"}.get(cfg.norm_location)
+        self.norms_after = any(block.output_norm("ln1") is not None for block in blocks)
         together = cfg.use_qk_norm and cfg.qk_norm_over == "all"
-        self.heads_interact = cfg.n_heads > 1 and (self.norm_after is not None or together)
+        self.heads_interact = cfg.n_heads > 1 and (self.norms_after or together)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Compute the stream before the first block."""
         if self.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
-        biases = self.norm_after is not None and self.model.cfg.attn_bias and self.model.b_O.any()
-        if self.norm_after is not None and (biases or str(self.model.cfg.normalization_type).startswith("LN")):
+        biases = self.norms_after and self.model.cfg.attn_bias and self.model.b_O.any()
+        if self.norms_after and (biases or str(self.model.cfg.normalization_type).startswith("LN")):
             raise ValueError("norms after the attention that centre, or add biases, have no share for each head")
         return self.model.embed_tokens(tokens)
 
@@ -68,8 +68,7 @@ class TransformerParts:
 
     def _write(self, layer: int, attn: Attention, z: Tensor) -> Tensor:
         written = attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
-        norm = None if self.norm_after is None else getattr(self.model.blocks[layer], self.norm_after)
-        return share_of_norm(norm, written)
+        return share_of_norm(self.model.blocks[layer].output_norm("ln1"), written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""

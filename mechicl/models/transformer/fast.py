@@ -161,9 +161,8 @@ def after_attention(
 
 
 def _normed_output(block: Block, written: Tensor, norm: str) -> Tensor:
-    if block.cfg.norm_location == "before":
-        return written
-    return fast_norm(getattr(block, norm if block.cfg.norm_location == "after" else f"{norm}_post"), written)
+    after = block.output_norm(norm)
+    return written if after is None else fast_norm(after, written)
 
 
 def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos d_model"]) -> Tensor:

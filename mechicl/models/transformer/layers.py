@@ -140,9 +140,14 @@ class Block(BlockPart):
 
     def normed_output(self, written: Float[Tensor, "*batch d_model"], norm: str) -> Float[Tensor, "*batch d_model"]:
         """Apply the norm ("ln1", "ln2") of what a part writes, if it has one there."""
+        after = self.output_norm(norm)
+        return written if after is None else after(written)
+
+    def output_norm(self, norm: str) -> LayerNorm | nn.Identity | None:
+        """Return the norm ("ln1", "ln2") of what a part writes; None if it has none there."""
         if self.cfg.norm_location == "before" or not self.cfg.normalization_type:
-            return written
-        return getattr(self, norm if self.cfg.norm_location == "after" else f"{norm}_post")(written)
+            return None
+        return getattr(self, norm if self.cfg.norm_location == "after" else f"{norm}_post")
 
     def _attention_inputs(self, residual: Tensor) -> tuple[Tensor, ...]:
         cfg = self.cfg

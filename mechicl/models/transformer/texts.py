@@ -334,7 +334,7 @@ class TextModel(PromptedModel):
         """Yield the next token of each row until all have ended; without `options` the most probable one."""
         ended, stops = tokens.new_zeros(len(tokens), dtype=torch.bool), stops.to(tokens.device)
         cache, read = None, tokens
-        if use_cache and self._continues:
+        if use_cache and self.continues:
             cache = TransformerLensKeyValueCache.init_cache(cast(Any, self.cfg), self.cfg.device, len(tokens))
         while not ended.all():
             known = {} if cache is None else {"past_kv_cache": cache}
@@ -350,7 +350,7 @@ class TextModel(PromptedModel):
             read = tokens if cache is None else new[:, None]
 
     @property
-    def _continues(self) -> bool:
+    def continues(self) -> bool:
         """True if the outputs of a longer text follow from its new tokens and earlier keys and values."""
         cfg = self.cfg
         by_length = (cfg.rope_scaling or {}).get("rope_type") in ("dynamic", "longrope")
