@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
@@ -172,7 +173,7 @@ def _open(
     is_ours: bool = False,
 ) -> LanguageModel:  # fmt: skip
     """Open a model of `transformers` in memory, as a copy if it is not ours: a bridge changes what it wraps."""
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         raise ArgumentError(f"model must be a model of transformers (PreTrainedModel), got {type(model).__name__}")
     if tokenizer is None:
         raise ArgumentError("give tokenizer=, the tokenizer of transformers that belongs to model=")

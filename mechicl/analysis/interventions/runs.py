@@ -118,11 +118,8 @@ class Experiment:
         for name, metric in self.metrics.items():
             example = evaluate_metric(name, metric, plain)
             measured[name] = example.new_empty(len(cells), len(example))
-        cfg = self.adapter.model.cfg
-        local = self.adapter.is_transformer and not self.adapter.has_user_hooks()
-        run_each = _run_local_cells if local and all(_is_local(cell, cfg) for cell in cells) else self._run_by_position
         with using_threads(threads_for_runs(self.adapter, baseline)):
-            for index, predicted in run_each(self.adapter, baseline, cells, values):
+            for index, predicted in _run_each(self.adapter, baseline, cells, values):
                 if predictions is not None:
                     predictions[index] = predicted
                 for name, metric in self.metrics.items():
@@ -131,31 +128,45 @@ class Experiment:
                     advance()
         return CellResults(predictions, measured)
 
-    def _run_by_position(
-        self, adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Run cells from their first position on, where a language model caches keys and values; the others whole."""
 
-        def first_of(index: int) -> int:
-            return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
+def _run_each(
+    adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield cells and their predictions: from their first position on, where keys and values are cached; or whole."""
 
-        whole: list[int] = []
-        for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
-            members = list(group)
-            suffix = None
-            if len(members) > 1:
-                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size)
-            if suffix is None:
-                whole += members
-                continue
-            later = {name: value[:, first:] for name, value in values.items()}
-            for start in range(0, len(members), suffix.copies):
-                together = members[start : start + suffix.copies]
+    def first_of(index: int) -> int:
+        return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
+
+    def span(index: int) -> tuple[int, int]:
+        return _span(cells[index]) if adapter.is_transformer else (0, adapter.n_layers)  # other models run all layers
+
+    whole: list[int] = []
+    for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
+        members = list(group)
+        suffix = None
+        if len(members) > 1:
+            suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size)
+        if suffix is None:
+            whole += members
+            continue
+        later = {name: value[:, first:] for name, value in values.items()}
+        for layers, in_span in groupby(sorted(members, key=span), key=span):
+            batch = list(in_span)
+            for start in range(0, len(batch), suffix.copies):
+                together = batch[start : start + suffix.copies]
                 shifted = [tuple(replace(site, pos=(site.pos or 0) - first) for site in cells[i]) for i in together]
-                predicted = suffix.run(partial(_hooks_of_rows, shifted, later, len(baseline)))
-                yield from zip(together, predicted.split(len(baseline)), strict=False)
-        some = _run_any_cells(adapter, baseline, [cells[i] for i in whole], values)
-        yield from ((whole[i], predicted) for i, predicted in some)
+                hooks_of = partial(_hooks_of_rows, shifted, later, len(baseline))
+                predicted = suffix.run(hooks_of, len(together) * len(baseline), layers, baseline.streams)
+                yield from zip(together, predicted.split(len(baseline)), strict=True)
+    rest = [cells[i] for i in whole]
+    local = adapter.is_transformer and not adapter.has_user_hooks()
+    run = _run_local_cells if local and all(_is_local(cell, adapter.model.cfg) for cell in rest) else _run_any_cells
+    yield from ((whole[i], predicted) for i, predicted in run(adapter, baseline, rest, values))
+
+
+def _span(cell: Sites) -> tuple[int, int]:
+    layers = [site.layer for site in cell]
+    return min(layers), max(layers)
 
 
 def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice) -> list[Hook]:
@@ -186,8 +197,7 @@ def _run_any_cells(
     n_prompts = len(baseline)
 
     def span(index: int) -> tuple[int, int]:
-        layers = [site.layer for site in cells[index]]
-        return min(layers), max(layers)
+        return _span(cells[index])
 
     for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
         members = list(group)

@@ -128,16 +128,26 @@ class ModelAdapter:
         outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
         return self._select_read(outputs), cache
 
-    def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
+    def resume(
+        self,
+        streams: Tensor,
+        layer: int,
+        hooks: Sequence[Hook],
+        last_hooked: int,
+        cache_of_earlier: Callable[[], Any] | None = None,
+    ) -> Tensor:
         """Resume a run from the stream `[row pos d_model]` before a layer, which may be changed in place.
 
-        The hooks are at layers `layer` to `last_hooked`. For bridges check `resumes_exactly` first.
+        The hooks are at layers `layer` to `last_hooked`. For bridges check `resumes_exactly` first. Our models continue
+        positions whose keys and values `cache_of_earlier` gives, anew at each call.
         """
         if not self.ours:
             return self._resume_skipping(self._n_skipped.get(layer) or 0, streams, layer, hooks)
+        known = {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
         with self.model.hooks(fwd_hooks=list(hooks)):
-            streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1)
-        return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at))
+            streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1, **known)
+        known = {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
+        return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at, **known))
 
     def resumes_exactly(self, layer: int, tokens: Tensor, streams: Tensor) -> bool:
         """True if a run resumed from the stream before a layer equals a run from the tokens; always so for our models.

@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,26 +35,57 @@ class SuffixRuns:
             _repeat(self.caches[0], torch.arange(len(tokens), device=tokens.device).repeat(copies))
 
     @torch.no_grad()
-    def run(self, hooks_of: Callable[[slice], Sequence[Hook]]) -> Tensor:
-        """Return predictions of all rows, with the hooks for each slice of them; positions count from `first`."""
-        outputs = []
+    def run(
+        self,
+        hooks_of: Callable[[slice], Sequence[Hook]],
+        n_rows: int | None = None,
+        layers: tuple[int, int] | None = None,
+        streams: Mapping[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Return predictions of the first `n_rows` rows (by default all); positions in hooks count from `first`.
+
+        Args:
+            hooks_of: the hooks for each slice of the rows.
+            n_rows: number of rows.
+            layers: first and last layer with hooks; our models resume there from `streams`.
+            streams: streams of the prompts `[prompt pos d_model]` without hooks, before each layer.
+        """
+        outputs, n_rows = [], len(self.tokens) if n_rows is None else n_rows
         for part, cache in zip(self.parts, self.caches, strict=True):
-            forked = fork_cache(cache)
-            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), forked))
+            rows = slice(part.start, min(part.stop, n_rows))
+            hooks, fork = hooks_of(rows), partial(fork_cache, cache, rows.stop - rows.start)
+            if layers is not None and streams is not None and self.adapter.is_transformer:
+                later = streams[layers[0]][:, self.first :]
+                later = later[torch.arange(rows.start, rows.stop, device=later.device) % len(later)]
+                outputs.append(self.adapter.resume(later, layers[0], hooks, layers[1], fork))
+            else:
+                outputs.append(self.adapter.run(self.tokens[rows, self.first :], hooks, fork()))
         return torch.cat(outputs)
 
 
-def fork_cache(cache: Any) -> Any:
+def fork_cache(cache: Any, n_rows: int | None = None) -> Any:
     """Return a cache for a run that appends positions, with the same tensors; None if these would change in place.
 
     The run's cache could not be cut back instead: layers with a sliding window drop positions.
+
+    Args:
+        cache: keys and values of some texts.
+        n_rows: of so many texts, the first ones; by default all.
     """
     if isinstance(cache, TransformerLensKeyValueCache):
-        return dataclasses.replace(cache, entries=[copy.copy(entry) for entry in cache.entries])
+        entries = [
+            dataclasses.replace(entry, past_keys=entry.past_keys[:n_rows], past_values=entry.past_values[:n_rows])
+            for entry in cache.entries
+        ]
+        return dataclasses.replace(
+            cache, entries=entries, previous_attention_mask=cache.previous_attention_mask[:n_rows]
+        )
     if not all(isinstance(layer, DynamicLayer) for layer in getattr(cache, "layers", [None])):
         return None
     forked = copy.copy(cache)
     forked.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in forked.layers:
+        layer.keys, layer.values = layer.keys[:n_rows], layer.values[:n_rows]
     return forked
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mechicl.base.arguments import ArgumentError
 from mechicl.models.config_checks import DTYPES, check_device
@@ -75,7 +76,7 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
         hf_model = request.hf_model
         if hf_model is None:
             hf_model = _load(name, dtype, options, is_meta=str(request.device) == "meta")
-        elif not isinstance(hf_model, PreTrainedModel):
+        elif not isinstance(hf_model, transformers.PreTrainedModel):
             raise ArgumentError(f"hf_model must be a model of transformers, got {type(hf_model).__name__}")
         model = from_transformers(
             model_class, hf_model, dtype=dtype, first_n_layers=request.first_n_layers, fields=fields,

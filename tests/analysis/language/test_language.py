@@ -503,15 +503,17 @@ def test_a_padding_id_that_also_ends_texts(n):
         ablate(bridge, every, progress=False)
 
 
-def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
+@pytest.mark.parametrize("is_native", [False, True])
+def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model, is_native):
+    model = language.model
+    if is_native:
+        model = HookedTransformer.from_pretrained_no_processing("tiny", hf_model=hf_model, tokenizer=language.tokenizer)
     prompts = word_prompts(language.tokenizer, "plural", **DRAW)
-    adapter, last = ModelAdapter(language.model, "query"), prompts.ids.shape[1] - 1
+    adapter, last = ModelAdapter(model, "query"), prompts.ids.shape[1] - 1
     assert suffix_runs(adapter, prompts.ids, last, 12, 4) is not None
     assert suffix_runs(adapter, prompts.ids, 0, 12, 6) is None
     places = [last - 3, last]
-    swept = ablate(
-        language.model, prompts.ids, "attn_out", {"layer": None, "pos": places}, method="zero", progress=False
-    )
+    swept = ablate(model, prompts.ids, "attn_out", {"layer": None, "pos": places}, method="zero", progress=False)
     for layer in range(3):
         for i, place in enumerate(places):
 
