@@ -128,7 +128,7 @@ def identify(
     ys = held_out.query.ys
     squared_errors, zero_errors = (predictions - ys).square().mean(-1), ys.square().mean(-1)
 
-    elsewhere = _Elsewhere(model, held_out, predictions, seed)
+    elsewhere = _Elsewhere(model, held_out, predictions, seed, progress)
     has_layers = hasattr(getattr(model, "cfg", None), "n_layers")
 
     def compare(fit: FittedAlgorithm, card: Algorithm | None = None) -> FamilyMatch:
@@ -199,11 +199,11 @@ class _Elsewhere:
         losses: the changes on which families are compared, with the model's loss relative to predicting 0.
     """
 
-    def __init__(self, model: Learner, prompts: Prompts, predictions: Tensor, seed: int):
+    def __init__(self, model: Learner, prompts: Prompts, predictions: Tensor, seed: int, progress: bool | None):
         self.fingerprint, self._n = None, min(len(prompts), N_CHANGED)
         self._changes, self._predicted = Changes(prompts[:N_CHANGED], seed), {"plain": predictions[: self._n]}
         if prompts.n_context > 1:
-            self.fingerprint, predicted = measured(model, self._changes, progress=False)
+            self.fingerprint, predicted = measured(model, self._changes, progress)
             for name in OF_CLASSES if are_classes(prompts.ys) else COMPARED:
                 if name not in predicted:
                     predicted[name] = self._changes.predicted(model, name)
