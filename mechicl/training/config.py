@@ -63,7 +63,9 @@ class TrainingConfig:
         fused_attention: torch's fused kernel for softmax attention, for one seed.
         compile: compile whole steps with `torch.compile`: sampling (where it can be traced), passes, clipping and Adam;
             on a GPU with CUDA graphs. On a CPU it needs a C++ compiler. A resumed run is the same bit for bit, with a
-            fused pass or on a GPU to rounding. It takes seconds to a few minutes before the first step.
+            fused pass or on a GPU to rounding. It takes seconds to a few minutes before the first step. None compiles
+            only where a run on the CPU is long enough to profit and compiled steps prove faster at its start; never
+            with `routes="rule"`, a curriculum, interventions or a `target_loss`, with which a run may soon end.
         routes: how a run on the CPU chooses between routes that compute the same steps to rounding (number of threads,
             order of products, layout in memory): "measured" times them at the start, "rule" decides by sizes alone, so
             that the same config gives the same bits again; None measures only for runs that are long enough to profit.
@@ -98,7 +100,7 @@ class TrainingConfig:
     mixed_precision: Literal["no", "bf16"] = "no"
     tf32: bool = False
     fused_attention: bool = False
-    compile: bool = False
+    compile: bool | None = None
     routes: Literal["measured", "rule"] | None = None
     tracker: str | None = None
     cpu: bool = False
@@ -264,8 +266,9 @@ class TrainingConfig:
         # without either, records and the names of cells in sweeps are those of earlier versions
         if clamps := data.pop("interventions"):
             data["interventions"] = [dataclasses.asdict(clamp) for clamp in clamps]
-        if data["routes"] is None:
-            del data["routes"]
+        for name in ("routes", "compile"):
+            if data[name] is None:
+                del data[name]
         return data
 
     @classmethod

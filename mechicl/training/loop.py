@@ -1,9 +1,11 @@
 """The training loop: one for every task, model, number of seeds and number of processes."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +15,13 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import broadcast, broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from mechicl.base.arguments import checked
 from mechicl.base.files import MOST_VALUES
 from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
+from mechicl.base.settings import settings
 from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
 from mechicl.base.warning import warn
@@ -105,8 +109,9 @@ def train(
         accelerator.wait_for_everyone()
         try:
             with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the training sets the number
-                training = _Training(config, folder, accelerator, stop_diverged)
-                training.run(progress if accelerator.is_main_process else False, on_save)
+                shown = progress if accelerator.is_main_process else False
+                training = _Training(config, folder, accelerator, stop_diverged, shown)
+                training.run(shown, on_save)
                 return collect_result(config, folder, training.state, training.ensemble, accelerator)
         finally:
             for tracker in accelerator.trackers:  # end_training() would end the processes' group too
@@ -155,7 +160,14 @@ def _clean_folder(folder: Path, restart: bool) -> None:
 
 
 class _Training:
-    def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool):
+    def __init__(
+        self,
+        config: TrainingConfig,
+        folder: Path,
+        accelerator: Accelerator,
+        stop_diverged: bool,
+        progress: bool | None,
+    ):
         self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
         device = accelerator.device
         models = [build(config.model.replace(device=str(device)), seed) for _, seed in config.members]
@@ -173,22 +185,25 @@ class _Training:
             route=Route(),
         )  # fmt: skip
         self.last_save: int | None = None
+        self.shard = (accelerator.process_index, accelerator.num_processes)
+        self.whole_step: WholeStep | None = None
         if (folder / STATE_FILE).is_file():
             self._resume()
         else:
             several = config.replace(routes="rule") if accelerator.num_processes > 1 else config
-            self.state.route = choose_route(several, self.ensemble, device)
+            timed = partial(self._compiled_seconds, time.perf_counter, progress)
+            self.state.route = choose_route(several, self.ensemble, device, compiled_seconds=timed)
         use_route(self.ensemble, self.state.route)
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # torch's own optimiser: without loss scaling (bf16 needs none) accelerate's wrapper only adds overhead
         self.step_model: Callable[..., Tensor] = accelerator.prepare(self.ensemble)
-        self.shard = (accelerator.process_index, accelerator.num_processes)
-        self.whole_step: WholeStep | None = None
-        if config.compile:
-            self.whole_step = WholeStep(
-                config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard
-            )
+        if not (config.compile or self.state.route.compiled):
+            if self.whole_step is not None:  # it was tried, and is slower
+                self.whole_step = None
+                self.optimizer.state.clear()
+        elif self.whole_step is None:
+            self.whole_step = self._make_whole_step()
         self.eval_tokens, self.eval_targets = self._eval_batch()
         tokens = self.eval_tokens[0, :1]
         self.clamping = Clamping(config, folder, self.encoder, tokens) if config.interventions else None
@@ -200,6 +215,30 @@ class _Training:
 
     def _optimizer(self, weights: torch.nn.Parameter) -> torch.optim.Optimizer:
         return make_optimizer(self.config.optimizer, weights, self.ensemble.shapes, self.config.learning_rate)
+
+    def _make_whole_step(self) -> WholeStep:
+        return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard)
+
+    def _compiled_seconds(self, clock: Callable[[], float], progress: bool | None, plain: float) -> float:
+        """The time of a compiled step; weights, moments and generators do not change."""
+        if self.whole_step is None:
+            if settings.progress if progress is None else progress:
+                tqdm.write(
+                    f"compiling the steps, because all of them would take about {plain:.0f} s without", file=sys.stderr
+                )
+            self.whole_step = self._make_whole_step()
+        tensors = [self.ensemble.flat.data, *self.whole_step.moments.values()]
+        kept, states = [each.clone() for each in tensors], [each.get_state() for each in self.generators]
+        started = clock()
+        nobody = torch.zeros(len(self.generators), dtype=torch.bool)
+        self.whole_step(self.whole_step.sample(max(self.config.steps - 1, 0)), nobody)
+        seconds = clock() - started
+        self.ensemble.flat.grad = None
+        for tensor, before in zip(tensors, kept, strict=True):
+            tensor.copy_(before)
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+        return seconds
 
     def _resume(self) -> None:
         state, fresh, device = RunState.load(self.folder, self.config), self.state, self.accelerator.device.type

@@ -7,6 +7,7 @@ last bit, so a run takes one route from its first step to its last and saves it.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from mechicl.training.speed import threads_for
 CPU = torch.device("cpu")
 ROUTE_MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
 SECONDS, ROUNDS = 1.5, (3, 15)  # of timing a choice, and bounds on the passes of each candidate
+COMPILE_SECONDS = 10.0, 6.0  # about as long takes compiling a step on two cores: without layers, and for each layer
+SAVED = 0.5  # part of a step's time that is expected to be saved; the compiled step is timed before it is taken
 STEPS_PER_CANDIDATE = 500  # of the shortest run that is measured: at least five passes of each candidate are timed
 
 
@@ -34,11 +37,13 @@ class Route:
             that a rule takes at each shape.
         prompts_last: True if tokens lie with prompts along the last axis in memory; None for the rule.
         threads: number of torch's threads.
+        compiled: True if whole steps are compiled.
     """
 
     attention: str | None = None
     prompts_last: bool | None = None
     threads: int = 1
+    compiled: bool = False
 
 
 class Passes:
@@ -74,10 +79,14 @@ class Passes:
 
 
 def choose_route(
-    config: TrainingConfig, ensemble: Ensemble, device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> Route:
-    """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds."""
-    rule = Route(threads=threads_for(config, device))
+    config: TrainingConfig, ensemble: Ensemble, device: torch.device, clock: Callable[[], float] = time.perf_counter,
+    compiled_seconds: Callable[[float], float] | None = None,
+) -> Route:  # fmt: skip
+    """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds.
+
+    `compiled_seconds` returns the time of a compiled step, given the time of all steps that are not.
+    """
+    rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
         return rule
     passes, most = Passes(config, ensemble, clock), min(torch.get_num_threads(), n_cores())
@@ -85,8 +94,31 @@ def choose_route(
     # together: the best route by one thread need not be the best by two
     routes = [replace(route, threads=number) for number in (rule.threads, *numbers) for route in passes.routes]
     if config.routes is None and config.steps < STEPS_PER_CANDIDATE * len(routes):
-        return rule
-    return _fastest(routes, passes.seconds)
+        best = rule
+    else:
+        best = _fastest(routes, passes.seconds)
+    changes = config.curriculum is not None or config.interventions or config.target_loss is not None
+    if config.compile is None and compiled_seconds is not None and not changes and config.steps >= STEPS_PER_CANDIDATE:
+        plain = config.steps * min(passes.seconds(best) for _ in range(ROUNDS[0]))
+        at_start, per_layer = COMPILE_SECONDS
+        if SAVED * plain > at_start + per_layer * (getattr(config.model, "n_layers", None) or 1):
+            return _or_compiled(config, best, passes, partial(compiled_seconds, plain))
+    return best
+
+
+def _or_compiled(config: TrainingConfig, best: Route, passes: Passes, seconds: Callable[[], float]) -> Route:
+    compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
+
+    def timed(route: Route) -> float:
+        if not route.compiled:
+            return passes.seconds(route)
+        use_route(passes.ensemble, route)
+        return seconds()
+
+    try:
+        return _fastest([best, compiled], timed)
+    except ValueError:  # torch cannot compile it here
+        return best
 
 
 def use_route(ensemble: Ensemble, route: Route) -> None:

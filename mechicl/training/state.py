@@ -133,6 +133,8 @@ def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -
     before = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
     now = json.loads(json.dumps(config.to_dict()))
     before["routes"] = now.get("routes")  # the run keeps the route that it started with
+    if "compile" not in now and not before.get("compile"):  # so, too
+        before.pop("compile", None)
     different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if different:
         changes = "; ".join(f"{name}: {before.get(name)} there, {now.get(name)} now" for name in different)

@@ -41,11 +41,14 @@ class Clock:
         return self.now
 
 
-def choose(config: TrainingConfig, seconds: Callable[[str | None, int], float]) -> tuple[Route, Ensemble, Clock]:
+def choose(
+    config: TrainingConfig, seconds: Callable[[str | None, int], float],
+    compiled: Callable[[float], float] | None = None,
+) -> tuple[Route, Ensemble, Clock]:  # fmt: skip
     ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
     clock = Clock(ensemble, seconds)
     with using_threads():
-        return choose_route(config, ensemble, CPU, clock), ensemble, clock
+        return choose_route(config, ensemble, CPU, clock, compiled), ensemble, clock
 
 
 @pytest.mark.parametrize("fastest", ["plain", "folded", "merged", "associative", "filled"])
@@ -80,14 +83,64 @@ def test_route_and_number_of_threads_are_chosen_together(monkeypatch: pytest.Mon
 )
 def test_what_is_not_measured(changes: dict[str, Any]):
     route, _, clock = choose(THREE_LAYERS.replace(**changes), lambda *_: 1.0)
-    assert (route, clock.calls) == (Route(), 0)
+    assert (route, clock.calls) == (Route(compiled="compile" in changes), 0)
     longer = choose(THREE_LAYERS.replace(routes=None, steps=10_000), lambda *_: 1.0)[2]
     assert longer.calls > 0
 
 
+LONG = THREE_LAYERS.replace(steps=10_000, save_every=10_000)
+
+
+@pytest.mark.parametrize(
+    ("config", "compiled", "expected"),
+    [
+        (LONG, 0.005, True),
+        (LONG, 0.02, False),  # it is slower
+        (LONG.replace(steps=5000), 0.005, None),  # 25 s would be saved, and compiling takes 28
+        (LONG.replace(compile=False), 0.005, None),
+        (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
+        (LONG.replace(routes="rule"), 0.005, None),
+    ],
+)
+def test_long_runs_are_compiled_if_that_is_faster(config: TrainingConfig, compiled: float, expected: bool | None):
+    asked: list[float] = []
+    route = choose(config, lambda *_: 0.01, lambda plain: asked.append(plain) or compiled)[0]
+    assert route.compiled == bool(expected)
+    assert asked == pytest.approx([100.0] * len(asked))
+    assert bool(asked) == (expected is not None)
+
+
+def test_runs_that_cannot_be_compiled_are_not():
+    def fail(plain: float) -> float:
+        raise ValueError("no compiler")
+
+    assert choose(LONG, lambda *_: 0.01, fail)[0] == Route()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_run_that_chose_compiled_steps_is_a_compiled_run_also_when_it_resumes(tmp_path: Path, monkeypatch: Any):
+    def compiled_if_possible(routes: list[Route], timed: Callable[[Route], float]) -> Route:
+        for route in (*routes, *routes):
+            timed(route)
+        return routes[-1]
+
+    monkeypatch.setattr("mechicl.training.routes._fastest", compiled_if_possible)
+    monkeypatch.setattr("mechicl.training.routes.COMPILE_SECONDS", (0.0, 0.0))
+    config = small(steps=500, eval_every=500, save_every=250)
+    chosen = train(config, tmp_path / "chosen", progress=False)
+    assert chosen.record["route"]["compiled"]
+    assert "compile" not in chosen.record["training"]
+    interrupted(config, tmp_path / "resumed", 250)
+    results = [chosen, train(config, tmp_path / "resumed", progress=False)]
+    results.append(train(config.replace(compile=True), tmp_path / "asked", progress=False))
+    first, *others = (torch.cat([weight.flatten() for weight in each.models[0].parameters()]) for each in results)
+    assert [torch.equal(first, other) for other in others] == [True, True]
+
+
 def test_measuring_changes_neither_weights_nor_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # the clock does not move, so the rule's route is kept, so all bits are the same
-    monkeypatch.setattr("mechicl.training.routes.choose_route.__defaults__", (lambda: 0.0,))
+    monkeypatch.setattr("mechicl.training.routes.choose_route.__defaults__", (lambda: 0.0, None))
     each = {
         routes: train(THREE_LAYERS.replace(routes=routes), tmp_path / routes, progress=False)
         for routes in ("rule", "measured")
@@ -95,7 +148,7 @@ def test_measuring_changes_neither_weights_nor_prompts(tmp_path: Path, monkeypat
     rule, measured = (result.models[0].state_dict() for result in each.values())
     assert all(torch.equal(rule[name], measured[name]) for name in rule)
     assert each["measured"].record["training"]["routes"] == "measured"
-    assert each["measured"].record["route"] == {"attention": None, "prompts_last": None}
+    assert each["measured"].record["route"] == {"attention": None, "prompts_last": None, "compiled": False}
 
 
 def test_a_resumed_run_keeps_its_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -103,12 +156,12 @@ def test_a_resumed_run_keeps_its_route(tmp_path: Path, monkeypatch: pytest.Monke
     original = fast._associative
     monkeypatch.setattr(fast, "_associative", lambda *args: taken.append("associative") or original(*args))
     choices = iter([Route("associative", None, 1)])
-    monkeypatch.setattr("mechicl.training.loop.choose_route", lambda *_: next(choices))
+    monkeypatch.setattr("mechicl.training.loop.choose_route", lambda *_, **__: next(choices))
     interrupted(THREE_LAYERS, tmp_path, 10)
     taken.clear()
     result = train(THREE_LAYERS.replace(routes="rule"), tmp_path, progress=False)  # the option may change
     assert taken
-    assert result.record["route"] == {"attention": "associative", "prompts_last": None}
+    assert result.record["route"] == {"attention": "associative", "prompts_last": None, "compiled": False}
     with pytest.raises(StopIteration):
         train(THREE_LAYERS, tmp_path / "new", progress=False)
 
@@ -119,7 +172,7 @@ def test_saves_of_earlier_versions_resume_by_the_rule(tmp_path: Path):
     older = {name: text for name, text in metadata.items() if name not in ("route", "sha256")} | {"threads": "1"}
     write_tensors(tmp_path / STATE_FILE, tensors, signed(tensors, older))
     record = train(config, tmp_path, progress=False).record
-    assert (record["threads"], record["route"]) == (1, {"attention": None, "prompts_last": None})
+    assert (record["threads"], record["route"]) == (1, {"attention": None, "prompts_last": None, "compiled": False})
 
 
 def test_prompts_are_the_same_in_both_layouts():
