@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def help_of(capsys, *words: str) -> str:
         cli.main([*words, "--help"])
     assert stopped.value.code == 0
     return capsys.readouterr().out
+
+
+def test_env_prints_what_is_installed(capsys):
+    cli.main(["env"])
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert printed["torch"] == version("torch")
+    assert printed["Python"] == platform.python_version()
+    assert printed["mechicl"] == version("mechicl")
 
 
 # ---- help ----
@@ -328,6 +337,7 @@ def modules_after(code: str) -> set[str]:
     [
         ["--help"],
         ["list"],
+        ["--version"],
         ["report", "--help"],
         ["train", "--help"],
         ["train", "lsa-2"],

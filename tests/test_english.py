@@ -157,3 +157,4 @@ if __name__ == "__main__":
     roots = sys.argv[1:] or [*CODE, *PAGES]
     lines = [f"{path.relative_to(ROOT)}:{one}" for path in files(*roots) for one in faults(path)]
     print("\n".join([*lines, f"{len(lines)} places"]))
+    sys.exit(bool(lines))

@@ -1,4 +1,4 @@
-"""SmolLM2 opened by one library, in a process of its own, which may have another TransformerLens."""
+"""SmolLM2 opened by one library, in a separate process, which may have another TransformerLens."""
 
 import importlib
 import json

@@ -1,5 +1,5 @@
 """The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`,
-`sweep PRESET --over AXES`, `join RUN... --out DIR`.
+`sweep PRESET --over AXES`, `join RUN... --out DIR`, `env`, and the option `--version`.
 
 Help and lists are quick: a command imports torch only when it runs, except `mechicl train PRESET`, whose options are
 the fields of the configs.
@@ -17,7 +17,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from mechicl.base.version import __version__
 from mechicl.cli.checkpoints import Import, Join, List
+from mechicl.cli.env import Env
 from mechicl.cli.report import Report
 from mechicl.cli.sweep import SweepCommand
 
@@ -42,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     code 2.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"mechicl {__version__}")
+        return
     numbers = random.getstate()  # tyro draws random numbers, which must not change those of the caller
     try:
         _run(words)
@@ -82,7 +87,7 @@ def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegis
 
             presets |= named_presets(words, summaries if completions else words)
         train = _train_command(tyro.extras.subcommand_type_from_defaults(presets, summaries, prefix_names=False))
-    return List | train | SweepSubcommand | Report | Import | Join, registry
+    return List | train | SweepSubcommand | Report | Import | Join | Env, registry
 
 
 def _train_command(presets: Any) -> Any:

@@ -70,7 +70,7 @@ def fork_cache(cache: Any, n_rows: int | None = None) -> Any:
 
     Args:
         cache: keys and values of some texts.
-        n_rows: of so many texts, the first ones; by default all.
+        n_rows: number of texts to keep, from the first on; by default all.
     """
     if isinstance(cache, TransformerLensKeyValueCache):
         entries = [
