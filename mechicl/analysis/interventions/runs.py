@@ -177,7 +177,8 @@ def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_promp
 def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:
     """The number of prompts that one run may have within a budget, at least one."""
     per_row = adapter.bytes_per_row(tokens)
-    at_most = CACHE_SIZE / per_row if adapter.ours else 2**31
+    weights = sum(weight.nbytes for weight in adapter.model.parameters())  # large ones leave the caches in any case
+    at_most = CACHE_SIZE / per_row if adapter.ours and weights < CACHE_SIZE else 2**31
     return budget.holding(adapter.bytes_of_products).rows(per_row, at_most=at_most)
 
 

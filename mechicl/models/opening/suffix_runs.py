@@ -130,8 +130,13 @@ def _bytes_per_position(cache: Any) -> int:
 
 @torch.no_grad()
 def _try(adapter: ModelAdapter, tokens: Tensor) -> tuple[float, float] | None:
-    """The bytes of the cache for each position of a prompt, and of a whole run of it; None if runs with it go wrong."""
+    """The bytes of the cache for each position of a prompt, and of a whole run of it; None if runs with it go wrong.
+
+    Models of other packages are tried.
+    """
     n_pos = tokens.shape[1]
+    if adapter.is_transformer:  # ours
+        return _bytes_per_position(adapter.run_cached(tokens[:1, :1])[1]), adapter.bytes_per_row(tokens)
     try:
         again = [SuffixRuns(adapter, tokens, 1, len(tokens)).run(lambda part: ())]
         runs = SuffixRuns(adapter, tokens, n_pos - 1, len(tokens), 2)
