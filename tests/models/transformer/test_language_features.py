@@ -1,11 +1,14 @@
 """Features of pretrained language models: plain, cached and padded runs give the same logits."""
 
+import itertools
 from typing import Any, cast
 
 import pytest
 import torch
 from transformer_lens import TransformerLensKeyValueCache
+from transformer_lens.utilities import get_act_name
 
+from mechicl.analysis import patch
 from mechicl.models import HookedTransformer, TransformerConfig
 
 BASE: dict[str, Any] = {"d_vocab": 11, "n_ctx": 12, "n_layers": 2, "n_heads": 4, "d_model": 16, "d_head": 4}
@@ -62,6 +65,27 @@ def test_cached_and_padded_texts_have_the_logits_of_plain_ones(model: HookedTran
         first = model(padded[:, :5], attention_mask=mask[:, :5], past_kv_cache=cache)
         rest = model(padded[:, 5:], attention_mask=mask[:, 5:], past_kv_cache=cache)
         torch.testing.assert_close(torch.cat([first, rest], dim=1)[:, 2:], expected)
+
+
+@pytest.mark.parametrize("component", ["z", "resid_pre", "mlp_out"])
+def test_sweeps_at_positions_are_plain_runs_with_hooks(model: HookedTransformer, component: str):
+    tokens, others = torch.randint(0, 11, (2, 3, 10), generator=torch.Generator().manual_seed(1))
+    _, cache = model.run_with_cache(others)
+    heads: list[int | None] = [0, 3] if component == "z" else [None]
+    axes: dict[str, Any] = {"layer": None, "pos": [4, 9], **({"head": heads} if component == "z" else {})}
+    swept = patch(model, others, tokens, component, axes, progress=False).predictions
+    assert swept is not None
+    for layer, (i, pos), (j, head) in itertools.product(range(2), enumerate([4, 9]), enumerate(heads)):
+        index = (slice(None), pos) if head is None else (slice(None), pos, head)
+
+        def put(activation: torch.Tensor, hook: Any, index: Any = index) -> torch.Tensor:
+            activation = activation.clone()
+            activation[index] = cache[hook.name][index]
+            return activation
+
+        expected = model.run_with_hooks(tokens, fwd_hooks=[(get_act_name(component, layer), put)])[:, -1]
+        got = swept[layer, i] if head is None else swept[layer, i, j]
+        torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
 
 
 def test_a_window_hides_earlier_tokens():
