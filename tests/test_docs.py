@@ -86,7 +86,7 @@ def test_commands_exist(path: Path):
         elif program == "python" and arguments[0] != "-m":
             assert (ROOT / arguments[0]).is_file(), line
         elif program == "mechicl":
-            assert arguments[0] in {"list", "report", "train", "sweep", "import", "join"}, line
+            assert arguments[0] in {"list", "report", "train", "sweep", "import", "join", "env", "--version"}, line
             if arguments[0] == "train" and arguments[1:] and arguments[1].islower():
                 assert arguments[1] in PRESETS, line
 

@@ -45,7 +45,7 @@ def _config(inputs: InputDistribution = "uniform", attention: str = "linear") ->
             read_in="linear", read_out="linear", initializer_range=0.15,
         ),
         steps=1500, batch_size=128, optimizer="soap", learning_rate=1e-2, schedule="cosine", warmup_steps=100,
-        gradient_clip=1.0, eval_every=100, eval_prompts=500,
+        gradient_clip=1.0, eval_every=100, eval_prompts=500, compile=False,
     )  # fmt: skip
 
 
