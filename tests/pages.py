@@ -70,6 +70,11 @@ def run(page: list[Block], name: str) -> dict:
     return namespace
 
 
+def makefile_targets() -> set[str]:
+    """The targets that `make help` lists."""
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
 def compare(printed: str, page: str) -> None:
     """Assert that printed text equals a page's, up to a thousandth of each number with a decimal point."""
     assert words(printed) == words(page), f"printed\n{printed}\nthe page has\n{page}"

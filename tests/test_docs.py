@@ -22,7 +22,7 @@ from mechicl.algorithms import card
 from mechicl.checkpoints import available
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
-from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, run
+from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, makefile_targets, run
 from tests.scripts import import_script
 
 DOCS = ROOT / "docs"
@@ -75,7 +75,7 @@ def test_a_changed_number_is_noticed():
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_commands_exist(path: Path):
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = makefile_targets()
     text = path.read_text(encoding="utf-8")
     lines = [line for fence in fences(path) if fence.language == "sh" for line in fence.content.splitlines()]
     lines += re.findall(r"`((?:python|mechicl|make) [^`]+)`", text)

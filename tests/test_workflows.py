@@ -1,6 +1,5 @@
 """Workflows and forms of GitHub: valid by its schemas, and without steps that the Makefile does not have."""
 
-import re
 import subprocess
 import sys
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.pages import ROOT
+from tests.pages import ROOT, makefile_targets
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
-TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +35,4 @@ def test_workflows_call_targets_of_the_makefile_only(path: Any):
         for command in commands:
             make, target = command.split(maxsplit=1)
             assert make == "make"
-            assert set(named if "matrix.target" in target else [target]) <= set(TARGETS)
+            assert set(named if "matrix.target" in target else [target]) <= makefile_targets()

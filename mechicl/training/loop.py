@@ -191,7 +191,7 @@ class _Training:
             self._resume()
         else:
             several = config.replace(routes="rule") if accelerator.num_processes > 1 else config
-            timed = partial(self._compiled_seconds, time.perf_counter, progress)
+            timed = partial(self._compiled_seconds, progress)
             self.state.route = choose_route(several, self.ensemble, device, compiled_seconds=timed)
         use_route(self.ensemble, self.state.route)
         if broadcast_object_list([self.last_save])[0] != self.last_save:
@@ -219,23 +219,22 @@ class _Training:
     def _make_whole_step(self) -> WholeStep:
         return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard)
 
-    def _compiled_seconds(self, clock: Callable[[], float], progress: bool | None, plain: float) -> float:
-        """The time of a compiled step; weights, moments and generators do not change."""
+    def _compiled_seconds(self, progress: bool | None, plain: float) -> float:
+        """The time of a compiled step that changes no model's weights; moments and generators are reset."""
         if self.whole_step is None:
             if settings.progress if progress is None else progress:
                 tqdm.write(
                     f"compiling the steps, because all of them would take about {plain:.0f} s without", file=sys.stderr
                 )
             self.whole_step = self._make_whole_step()
-        tensors = [self.ensemble.flat.data, *self.whole_step.moments.values()]
-        kept, states = [each.clone() for each in tensors], [each.get_state() for each in self.generators]
-        started = clock()
+        moments, states = list(self.whole_step.moments.values()), [each.get_state() for each in self.generators]
+        kept, started = [each.clone() for each in moments], time.perf_counter()
         nobody = torch.zeros(len(self.generators), dtype=torch.bool)
         self.whole_step(self.whole_step.sample(max(self.config.steps - 1, 0)), nobody)
-        seconds = clock() - started
+        seconds = time.perf_counter() - started
         self.ensemble.flat.grad = None
-        for tensor, before in zip(tensors, kept, strict=True):
-            tensor.copy_(before)
+        for moment, before in zip(moments, kept, strict=True):
+            moment.copy_(before)
         for generator, state in zip(self.generators, states, strict=True):
             generator.set_state(state)
         return seconds

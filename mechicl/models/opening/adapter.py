@@ -143,11 +143,13 @@ class ModelAdapter:
         """
         if not self.ours:
             return self._resume_skipping(self._n_skipped.get(layer) or 0, streams, layer, hooks)
-        known = {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
+
+        def earlier() -> dict[str, Any]:
+            return {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
+
         with self.model.hooks(fwd_hooks=list(hooks)):
-            streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1, **known)
-        known = {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
-        return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at, **known))
+            streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1, **earlier())
+        return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at, **earlier()))
 
     def resumes_exactly(self, layer: int, tokens: Tensor, streams: Tensor) -> bool:
         """True if a run resumed from the stream before a layer equals a run from the tokens; always so for our models.
