@@ -38,8 +38,9 @@ def load_texts(
             their texts; the others are downloaded.
         split: split of the data set, such as "train"; ignored for a file, or a folder with one data set.
         source: where to read the texts instead of the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder
-            written by `save_to_disk` of `datasets`. Labels are class indices, or the label words in any case. In .csv
-            and .tsv a quoted field may contain the separator, and texts such as "NA" stay texts.
+            written by `save_to_disk` of `datasets`, or a copy of the data set's repository on the hub. Labels are class
+            indices, or the label words in any case. In .csv and .tsv a quoted field may contain the separator, and
+            texts such as "NA" stay texts.
         n_texts: number of texts, a random subset; all by default. A rule-made task makes this many, by default 512.
         seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
 
@@ -96,7 +97,7 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
-        return _from_folder(split, source)
+        return _from_folder(task, split, source)
     # texts such as "NA" or "12" stay texts, and only an empty label is missing
     csv: dict[str, Any] = {
         "converters": dict.fromkeys(task.columns, str),
@@ -124,16 +125,28 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
             raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
-def _from_folder(split: str, folder: Path) -> datasets.Dataset:
+def _from_folder(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
     try:
         saved = datasets.load_from_disk(str(folder))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} is not a folder that save_to_disk of datasets wrote") from error
+    except FileNotFoundError:
+        return _from_copy(task, split, folder)
     if isinstance(saved, datasets.Dataset):
         return saved
     if split not in saved:
         raise ValueError(f"{folder} has the splits {list(saved)}, got {split!r}")
     return saved[split]
+
+
+def _from_copy(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
+    """Read a copy of a repository of the hub; its subset is the task's."""
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            return datasets.load_dataset(str(folder), task.subset, split=split, cache_dir=cache, keep_in_memory=True)
+        except (DatasetsError, OSError, ValueError) as error:
+            raise ValueError(
+                f"{folder} is neither a folder that save_to_disk of datasets wrote, nor a copy of the hub's repository "
+                f"{task.hub} with the split {split!r} ({_first_line(error)})"
+            ) from error
 
 
 def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: int | None, seed: int) -> LabelledTexts:
