@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-from loky import ProcessPoolExecutor
-from loky.process_executor import BrokenProcessPool
 
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.work import Orders, Outcome, end_with, work
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
 
 RunCells = Callable[[Sequence[SweepCell]], Iterator[tuple[SweepCell, Outcome]]]
 """Runs cells, and yields each with its outcome when it ends."""
@@ -29,6 +30,9 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
     if n_workers == 1:
         yield lambda cells: ((cell, work(orders, cell)) for cell in cells)
         return
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
     try:
         pickled = cloudpickle.dumps(orders)
     except Exception as error:
