@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.work import Orders, Outcome, end_with, work
-
-if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor
 
 RunCells = Callable[[Sequence[SweepCell]], Iterator[tuple[SweepCell, Outcome]]]
 """Runs cells, and yields each with its outcome when it ends."""
