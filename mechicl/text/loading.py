@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import torch
-from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
-from datasets.exceptions import DatasetsError
 
 from mechicl.base.arguments import Count, checked
 from mechicl.base.files import check_file, check_text
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
+
+if TYPE_CHECKING:
+    import datasets
 
 _MOST_BYTES = 2**30
 """Largest file of texts that is read."""
@@ -82,7 +82,10 @@ def _rule_made(task: TextTask, split: str, n_texts: int, seed: int) -> LabelledT
     return LabelledTexts(task, tuple({column: text} for text in texts), tuple(labels))
 
 
-def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
+def _from_hub(task: TextTask, split: str) -> "datasets.Dataset":
+    import datasets
+    from datasets.exceptions import DatasetsError
+
     assert task.hub is not None
     try:
         return datasets.load_dataset(task.hub, task.subset, split=split)
@@ -93,7 +96,10 @@ def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
         ) from error
 
 
-def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
+def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset":
+    import datasets
+    from datasets.exceptions import DatasetsError
+
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
@@ -125,7 +131,9 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
             raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
-def _from_folder(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
+def _from_folder(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
+    import datasets
+
     try:
         saved = datasets.load_from_disk(str(folder))
     except FileNotFoundError:
@@ -137,8 +145,11 @@ def _from_folder(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
     return saved[split]
 
 
-def _from_copy(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
+def _from_copy(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
     """Read a copy of a repository of the hub; its subset is the task's."""
+    import datasets
+    from datasets.exceptions import DatasetsError
+
     with tempfile.TemporaryDirectory() as cache:
         try:
             return datasets.load_dataset(str(folder), task.subset, split=split, cache_dir=cache, keep_in_memory=True)
@@ -149,7 +160,9 @@ def _from_copy(task: TextTask, split: str, folder: Path) -> datasets.Dataset:
             ) from error
 
 
-def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: int | None, seed: int) -> LabelledTexts:
+def _examples(
+    task: TextTask, dataset: "datasets.Dataset", origin: str, n_texts: int | None, seed: int
+) -> LabelledTexts:
     columns = [*task.columns, task.label_column]
     if absent := [column for column in columns if column not in dataset.column_names]:
         raise ValueError(
@@ -192,6 +205,9 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
+    import datasets
+    from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
+
     # the library warns if this contradicts its environment variable
     if HF_DATASETS_DISABLE_PROGRESS_BARS is not None or datasets.are_progress_bars_disabled():
         yield
