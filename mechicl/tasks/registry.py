@@ -21,6 +21,7 @@ from mechicl.tasks.gaussian_clusters import GaussianClusters
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.sampling import Distribution, Task, TokenDistribution
+from mechicl.tasks.tables import TableClassification, TableRegression
 from mechicl.tasks.token_sequences import MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
@@ -46,6 +47,8 @@ KINDS = (
     GaussianClusters,
     DriftingRegression,
     AssociativeRecall,
+    TableRegression,
+    TableClassification,
 )
 """The library's own kinds of tasks."""
 
