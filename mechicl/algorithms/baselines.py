@@ -33,9 +33,6 @@ def averaging(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = F
     """Predict `x W` with the averaging estimator `W = (1/n) Σ_i x_iᵀ y_i` over the n earlier points.
 
     It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = n_before(prompts, "points").clamp(min=1)[:, None, None]
@@ -50,9 +47,6 @@ def nearest_neighbours(prompts: Sized, *, n_neighbours: Count = 3, at: PointsAt 
     Args:
         n_neighbours: number of points to average, or all earlier points if there are fewer. Of equally near points the
             earlier ones are used.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -126,9 +120,6 @@ def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
@@ -203,9 +194,6 @@ def greedy_tree(prompts: Sized, *, depth: Count = 4, at: PointsAt = "points") ->
 
     Args:
         depth: largest number of splits on the way to a leaf.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
     return in_parts(

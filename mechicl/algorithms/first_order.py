@@ -40,9 +40,6 @@ def chebyshev(prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
     return spectral_trajectory(
@@ -93,9 +90,6 @@ def steepest_descent(
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return _line_searches(prompts, steps, False, "steepest descent", at, with_weights)
 
@@ -112,9 +106,6 @@ def conjugate_gradient(
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return _line_searches(prompts, steps, True, "conjugate gradients", at, with_weights)
 

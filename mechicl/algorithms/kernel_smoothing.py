@@ -47,9 +47,6 @@ def kernel_smoothing(
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); `tuned_bandwidth` finds one.
         kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`.
 
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Example:
         >>> prompts = SineRegression().sample(100, seed=0)
         >>> smoother = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": algorithms.tuned_bandwidth(prompts)})

@@ -41,9 +41,6 @@ def ols(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) 
     max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. Source:
     Fu et al. 2024, section 3.1.
 
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
     """
@@ -59,9 +56,6 @@ def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -82,9 +76,6 @@ def ridge_path(
 
     Args:
         steps: number k of halvings, or several in any order; 0 uses `p_0`.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
 
@@ -115,9 +106,6 @@ def bayes(
         noise_std: standard deviation of the label noise.
         weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)

@@ -46,9 +46,6 @@ def newton(
         factors: multiply the start αS and each iteration's result by these numbers, one more than the largest of
             `steps`; none by default.
 
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.
     """

@@ -50,9 +50,6 @@ def gradient_flow(
 
     Args:
         time: t, which k steps of size a reach at `k a`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return spectral_trajectory(
         prompts, lambda eigenvalues: flow_filter(eigenvalues, time)[None], name=f"gradient flow({time:g})", steps=(0,),
@@ -69,9 +66,6 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
     Args:
         bandwidth: h, in units of x.
         penalty: added to the diagonal of the kernel matrix: the variance of the noise over that of the function.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it and `at`.
     """
     seen = earlier_points(prompts, at)
 
@@ -93,14 +87,10 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
     """Predict with weights that minimise Huber's loss: squared up to a residual of `threshold`, and linear beyond.
 
     Least squares is repeated with the weight `threshold / |residual|` for points beyond it. Gradients flow to the
-    query's input, not to the context. Source: Huber 1964.
+    query's input, not to the context. Each target dimension is fitted separately. Source: Huber 1964.
 
     Args:
         threshold: in units of y; one larger than every residual gives least squares.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`. Target
-        dimensions are fitted each on its own.
     """
     seen = earlier_points(prompts, at)
 
@@ -141,9 +131,6 @@ def on_unit_inputs(
         algorithm: "least mean squares" makes one pass, in the order of the prompt.
         strength: the step size of least mean squares, or the penalty of ridge.
         scale: factor on the prediction, which is made for the query unchanged.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     xs = prompts.xs.double()
     units = Prompts(xs / xs.norm(dim=-1, keepdim=True).clamp(min=1e-300), prompts.ys.double())

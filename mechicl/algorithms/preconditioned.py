@@ -51,9 +51,6 @@ def preconditioned_gd(
         steps: number of steps, or several in any order; 0 predicts 0.
         preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
 
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
             radius above 1) on more than half of the full contexts of the first 256 prompts, in more than one step.

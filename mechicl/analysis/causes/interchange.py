@@ -83,7 +83,6 @@ class Interchange(Result):
         """The share of the effects of all interventions that the hypothesis explains (see `explained`)."""
         return self.explained()
 
-    @checked
     def explained(self, kinds: Collection[InterchangeKind] = ("exchange", "ablation")) -> Interval:
         """Return the explained share of the effects of interventions of these kinds, with a 95% interval over prompts.
 
@@ -235,15 +234,8 @@ def interchange(
         >>> interchange(known.model, known.hypothesis, prompts, sources, progress=False).score.mean > 0.999
         True
     """
-    return interchange_each(
-        model,
-        [hypothesis],
-        prompts,
-        sources,
-        interventions=interventions,
-        point=point,
-        progress=progress,
-    )[0]
+    options: Any = {"interventions": interventions, "point": point, "progress": progress}
+    return interchange_each(model, [hypothesis], prompts, sources, **options)[0]
 
 
 @torch.no_grad()

@@ -97,7 +97,6 @@ class SubspaceSearch(Result):
     fitted_r2: Float[Tensor, "search layer dim"]
     columns: Float[Tensor, "layer d_model column"]
 
-    @checked
     def r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Return the held-out R² of the subspace of `dim` dimensions after `layer` layers, with its 95% interval.
 
@@ -106,20 +105,17 @@ class SubspaceSearch(Result):
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[0][j]
 
-    @checked
     def rest_r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Return the held-out R² of all directions outside the subspace, against all other variables; see `r2`."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[1][j]
 
-    @checked
     def subspace(self, layer: int, dim: int) -> Float[Tensor, "d_model dim"]:
         """Return the orthonormal columns learned after `layer` layers, e.g. for `Hypothesis(subspaces=)`."""
         _, i, j = self._place(layer, dim, MODEL)
         first = sum(self.dims[:j])
         return self.columns[i, :, first : first + dim]
 
-    @checked
     def curves(self, search: int, layer: int) -> tuple[list[Interval], list[Interval]]:
         """Return the held-out R² of subspaces and of their rests, by number of dimensions.
 

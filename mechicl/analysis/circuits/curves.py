@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
+from mechicl.analysis.circuits.search import between_ends
 from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, check_fields, checked
@@ -65,7 +65,6 @@ class CircuitCurve(Result):
         gained = self.full - self.ablated
         return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
 
-    @checked
     def smallest(self, share: Fraction, name: str | None = None) -> tuple[int, Interval]:
         """Return the number of edges of the smallest circuit that keeps a share of the metric, and its faithfulness.
 

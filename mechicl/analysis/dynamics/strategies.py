@@ -67,7 +67,6 @@ class StrategyTracking(Result):
         """Return the quantities that have a value for each seed."""
         return {"weights": self.weights, "residual": self.residual, "distances": self.distances}
 
-    @checked
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
         """Return the mean over seeds at each snapshot of a strategy's weight or of the "residual", with an interval.
 

@@ -242,7 +242,6 @@ class Transitions(Result):
         """The transition steps: the middle between `before` and `after`, `[seed]`; NaN without a transition."""
         return (self.before + self.after) / 2
 
-    @checked
     def mean_step(self, level: float = 0.95) -> Interval:
         """Return the mean transition step of the seeds that have one, with its interval (NaN without any)."""
         return interval(self.steps[self.fell], level)

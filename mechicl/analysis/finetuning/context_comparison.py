@@ -106,12 +106,7 @@ class FineTuningComparison(Scored, Result):
 
 @checked(locks=True)
 def compare_with_finetuning(
-    model: Any,
-    shots: Shots,
-    tuning: FineTuning | FineTuned,
-    *,
-    seed: int = 0,
-    progress: bool | None = None,
+    model: Any, shots: Shots, tuning: FineTuning | FineTuned, *, seed: int = 0, progress: bool | None = None
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
 

@@ -17,7 +17,7 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.statistics import Interval, Result, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,6 @@ class Stability(Result):
     selections: tuple[tuple[str, ...], ...]
     jaccard: Float[Tensor, " draw"]
 
-    @checked
     def mean(self, level: float = 0.95) -> Interval:
         """Return the mean Jaccard index over pairs of draws, with its jackknife interval over draws; NaN for two."""
         n, others = len(self.jaccard), self.jaccard.double()

@@ -15,7 +15,7 @@ from torch import Tensor
 from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
+from mechicl.analysis.layers.readouts import PENALTIES, Folds, RidgeSums, count_sums
 from mechicl.base.arguments import NonNegative, calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches

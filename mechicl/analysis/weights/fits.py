@@ -198,10 +198,7 @@ def fit_construction(
 
 
 def match_predictions(
-    family: Family,
-    start: Float[Tensor, "parameter"],
-    prompts: Prompts,
-    targets: Float[Tensor, "prompt y"],
+    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, targets: Float[Tensor, "prompt y"]
 ) -> Float[Tensor, "parameter"]:
     """Find the parameters with the least squared distance of predictions from targets (L-BFGS in float64)."""
     tokens = family.template.encode(prompts)
