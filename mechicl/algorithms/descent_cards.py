@@ -63,11 +63,6 @@ def _fit_descent(problem: FitProblem) -> Iterator[FittedAlgorithm]:
         yield fit_steps(spectral, min(steps, MOST_STEPS), gamma=False, per_step=True)
 
 
-def _fit_gd_plus_plus(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    for per_step in (False, True) if problem.steps > 1 else ():  # its last γ does nothing
-        yield fit_steps(problem.spectral, min(problem.steps, MOST_STEPS), gamma=True, per_step=per_step)
-
-
 def split_parameters(values: Tensor, steps: int, *, gamma: bool, per_step: bool) -> tuple[Tensor, Tensor]:
     """Return a step size and a γ for each step from values with the step sizes first; missing γ are 0."""
     n_sizes = steps if per_step else 1
@@ -294,7 +289,10 @@ GD_PLUS_PLUS = register(
         holds=FILTER,
         violates=("scale of the inputs", "shift of the targets"),
         trajectory=gd_plus_plus,
-        fit=_fit_gd_plus_plus,
+        fit=lambda problem: [
+            fit_steps(problem.spectral, min(problem.steps, MOST_STEPS), gamma=True, per_step=per_step)
+            for per_step in ((False, True) if problem.steps > 1 else ())  # the last step's γ does nothing
+        ],
         step_forms=_gd_plus_plus_steps,
         contains=("gradient descent",),
         phrase="{count} of GD++",

@@ -69,13 +69,10 @@ def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float
     # T_k(cos φ) = cos kφ inside [-1, 1], where the λ are, and T_k(cosh φ) = cosh kφ beyond, where 0 is: no recursion,
     # and no overflow for any degree
     residual = torch.cos(degree * torch.acos(z.clamp(-1, 1)))
-    residual = residual * _reciprocal_cosh(degree * torch.acosh(z_at_zero.clamp(min=1)))
+    angle = degree * torch.acosh(z_at_zero.clamp(min=1))
+    residual = residual * (2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle)))  # 1 / cosh, 0 where that would overflow
     residual = torch.where(point_like, 1.0 if degree == 0 else 0.0, residual)
     return torch.where(present, (1 - residual) / eigenvalues.masked_fill(~present, 1.0), 0.0)
-
-
-def _reciprocal_cosh(angle: Tensor) -> Tensor:
-    return 2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle))  # where cosh would overflow, this is 0
 
 
 @checked

@@ -84,7 +84,8 @@ def measure_over_training(
         with calling("measure"):
             measured = measure(model)
         values = measured.samples() if isinstance(measured, Result) else measured
-        found = {name: _per_sample(value) for name, value in values.items()}
+        tensors = {name: torch.as_tensor(value, dtype=torch.float64).detach().cpu() for name, value in values.items()}
+        found = {name: t.reshape(-1, t.shape[-1] if t.ndim else 1).mean(0) for name, t in tensors.items()}
         return {name: value.mean()[None] for name, value in found.items()} if several_seeds else found
 
     steps, rows = measure_snapshots(checkpoint, samples, progress)
@@ -177,11 +178,6 @@ def score_heads_over_training(
 
     steps, rows = measure_snapshots(checkpoint, measure, progress)
     return HeadsOverTraining(steps, dict(zip(names, torch.tensor(rows).unbind(-1), strict=True)))
-
-
-def _per_sample(value: Any) -> Float[Tensor, "sample"]:
-    tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1).mean(0)
 
 
 def measure_snapshots(

@@ -218,7 +218,8 @@ def score_heads(
         shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
         for name, weights in places.items():
             weights = weights.expand(len(part), -1, -1)
-            parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
+            equation = "prompt head query key, prompt query key -> head prompt"
+            parts.setdefault(name, []).append(torch.stack([einsum(share, weights, equation) for share in shares]))
             summed[name] = summed.get(name, 0) + weights.sum(0)
         del cache, shares  # before the next are made
     scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
@@ -339,9 +340,3 @@ def _shares(pattern: Float[Tensor, "prompt head query key"], cfg: Any, layer: in
         return pattern
     total = pattern.abs().sum(-1, keepdim=True)
     return pattern.abs() / total.masked_fill(total == 0, 1)
-
-
-def _attention(
-    shares: Float[Tensor, "prompt head query key"], weights: Float[Tensor, "prompt query key"]
-) -> Float[Tensor, "head prompt"]:
-    return einsum(shares, weights, "prompt head query key, prompt query key -> head prompt")

@@ -113,7 +113,8 @@ def patch_and_test(
         others = stacked.masked_fill(~there, 0)[..., 1:].sum(-1) / (sizes - 1)
         mismatched[name] = others.unflatten(0, grid.shape)
         mean = (stacked.masked_fill(~there, 0).sum(-1) / sizes).mean(-1)  # over all permutations
-        tests = _compare(stacked[..., 0].mean(-1) - mean, _permuted_means(stacked, shifts) - mean[:, None])
+        permuted = torch.stack([stacked[:, torch.arange(len(into)), each].mean(-1) for each in shifts], -1)
+        tests = _compare(stacked[..., 0].mean(-1) - mean, permuted - mean[:, None])
         plain[name], adjusted[name] = (each.unflatten(0, grid.shape) for each in tests)
     fields = {each.name: getattr(sweep, each.name) for each in dataclasses.fields(sweep)}
     return PatchingTest(
@@ -138,13 +139,6 @@ def _random_shifts(sizes: Int[Tensor, "prompt"], n: int, seed: int) -> Int[Tenso
         blocks.append((order - torch.arange(size)) % size)
         first += size
     return torch.cat(blocks, -1)
-
-
-def _permuted_means(
-    values: Float[Tensor, "cell prompt shift"], shifts: Int[Tensor, "permutation prompt"]
-) -> Float[Tensor, "cell permutation"]:
-    prompts = torch.arange(values.shape[1])
-    return torch.stack([values[:, prompts, each].mean(-1) for each in shifts], -1)
 
 
 def _compare(

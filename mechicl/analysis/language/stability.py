@@ -84,7 +84,8 @@ def stability(
         first, second = set(selections[i]), set(selections[j])
         pairs[i, j] = len(first & second) / len(first | second) if first | second else 1.0
     others = (pairs.sum(1) - 1) / (len(draws) - 1)
-    return Stability(tuple(tuple(map(_named, selection)) for selection in selections), others)
+    named = [[".".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in s] for s in selections]
+    return Stability(tuple(map(tuple, named)), others)
 
 
 def _selected(found: Any, top: int | None) -> list[Hashable]:
@@ -101,7 +102,3 @@ def _selected(found: Any, top: int | None) -> list[Hashable]:
     if found.isnan().any() or top >= found.numel():
         raise ValueError(f"find must return more than top={top} scores without NaN, got {described(found)}")
     return [tuple(map(int, np.unravel_index(i, found.shape))) for i in largest(found, top, "scores of find")[0]]
-
-
-def _named(item: Hashable) -> str:
-    return ".".join(map(str, item)) if isinstance(item, tuple) else str(item)

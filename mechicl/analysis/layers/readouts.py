@@ -221,7 +221,11 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
         >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
-    normalized = _normalized_layers(model, normalize)
+    if normalize and not hasattr(model.cfg, "eps"):
+        raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")
+    normalized = (bool(normalize),) * (model.cfg.n_layers + 1)
+    if normalize is None:
+        normalized = (*normalized[:-1], bool(getattr(model.cfg, "final_norm", False)))
     if len(prompts) < folds:
         raise ValueError(f"{folds}-fold cross-validation of {len(prompts)} prompts: give more prompts")
     sums = RidgeSums(folds)
@@ -248,15 +252,6 @@ def _read_streams(model: LayeredModel, prompts: Prompts, normalized: tuple[bool,
     layers = zip(model.layer_streams(prompts, prediction_rows(model, prompts)), normalized, strict=True)
     streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
     return streams, prompts.ys[:, -streams.shape[2] :].to(streams)
-
-
-def _normalized_layers(model: LayeredModel, normalize: bool | None) -> tuple[bool, ...]:
-    n_layers = model.cfg.n_layers
-    if normalize and not hasattr(model.cfg, "eps"):
-        raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")
-    if normalize is None:
-        return (*[False] * n_layers, bool(getattr(model.cfg, "final_norm", False)))
-    return (normalize,) * (n_layers + 1)
 
 
 def _normalized(model: LayeredModel, stream: Tensor) -> Tensor:
