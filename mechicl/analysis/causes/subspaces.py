@@ -203,11 +203,8 @@ def fit_subspace(
         fit: numbers of prompts and iterations, and the seed: `SubspaceFit(n_fitting, n_prompts, iterations, ...)`.
 
     Returns:
-        `r2(layer, dim)`: `1 - E|Δmodel - Δalgorithm|² / E|Δalgorithm|²` of the changes Δ of predictions when the
-        subspace and the variable are exchanged (1: the same change, 0: as if nothing changed, negative: worse), and
-        `rest_r2(layer, dim)` for all other directions and variables, with 95% intervals over held-out prompts.
-        `search="random targets"` or `"untrained model"` gives the controls. `subspace(layer, dim)` has the columns
-        `[d_model dim]`.
+        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)` with 95% intervals over held-out prompts, of the
+        controls with `search="random targets"` or `"untrained model"`; `subspace(layer, dim)` has the columns.
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent

@@ -94,9 +94,8 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
         truth: the true circuit, or another one of the same model.
 
     Returns:
-        The parts as `shared_edges`, `missing_edges` (in the truth only), `false_edges` (in the circuit only), and the
-        same for nodes; `precision("edges")` and `recall("edges")` are shares from 0 to 1. The embedding is not counted
-        as a node, since every circuit begins there.
+        A `CircuitComparison`; `precision("edges")` and `recall("edges")` are shares from 0 to 1. The embedding is not
+        counted as a node, since every circuit begins there.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)

@@ -140,8 +140,7 @@ def track_strategies(
         n_resamples: number of resamples of the prompts, for intervals.
 
     Returns:
-        A `StrategyTracking` with `weights` `[learner step seed]`, `residual` `[step seed]`, `distances`, and
-        `coordinates` of a picture of all predictions; `curve(name)` has intervals over seeds and prompts, and
+        A `StrategyTracking`: `weights`, `residual`, ...; `curve(name)` has intervals over seeds and prompts, and
         `verdicts` names the strategy at each snapshot.
 
     Raises:

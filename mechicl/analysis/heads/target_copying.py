@@ -64,10 +64,7 @@ def measure_target_copying(
         layer: number of the layer.
 
     Returns:
-        A `TargetCopying`: `attention` of x tokens on their targets' tokens (share from 0 to 1) and `pattern_cosine`
-        with `constructions.copy_targets`, `[head prompt]`; `decoding_errors` `[prompt]` of reading targets from their
-        inputs' tokens after the layer (0: readable, 1: not); the model's squared `errors`, and `errors_without` the
-        layer's attention output at x tokens, `[prompt]`.
+        A `TargetCopying` with one value per prompt, or per head and prompt.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 

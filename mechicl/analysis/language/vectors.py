@@ -91,11 +91,7 @@ def function_vectors(
         n_clean: number of prompts with true labels that the means are taken over.
 
     Returns:
-        `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
-        probability), and probabilities of the right answer in zero-shot prompts: `added` with the vector after each
-        layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. `few_shot` and `shuffled`
-        `[prompt]` are the same probability after true and after shuffled demonstrations. `intervals()` has means with
-        95% intervals over prompts.
+        A `FunctionVector`; `intervals()` has means with 95% intervals over prompts.
 
     Example:
         >>> found = function_vectors(load_language_model("HuggingFaceTB/SmolLM2-135M"), "antonyms")

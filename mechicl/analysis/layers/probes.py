@@ -200,10 +200,9 @@ def probe(
             for each layer, position and entry of a quantity.
 
     Returns:
-        A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe), where
-        layer 0 is the stream before the first layer; `control()` is that of the control task, `selectivity()` the
-        difference. `best(quantity)` returns the layer and position with the largest R², and the R² with a 95% interval
-        over prompts. `to_dataframe()` has all of them.
+        A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe),
+        `control()` that of the control task. `best(quantity)` returns the layer and position with the largest R², and
+        the R² with a 95% interval over prompts. `to_dataframe()` has all of them.
 
     Example:
         >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)
