@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     context_moments,
@@ -78,32 +78,28 @@ def _fit_neighbours(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield NEIGHBOURS.fitted({"n_neighbours": best})
 
 
-AVERAGING = register(
-    Algorithm(
-        name="averaging",
-        holds=(*FILTER, "additive over points"),
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=averaging,
-        fit=lambda _: [AVERAGING.fitted({})],
-    )
+AVERAGING = new_card(
+    name="averaging",
+    holds=(*FILTER, "additive over points"),
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=averaging,
+    fit=lambda _: [AVERAGING.fitted({})],
 )
-NEIGHBOURS = register(
-    Algorithm(
-        name="nearest neighbours",
-        holds=(
-            "linear in the targets",
-            "scale of the targets",
-            "shift of the targets",
-            "order of the points",
-            "rotation of the inputs",
-            "scale of the inputs",
-        ),
-        violates=("linear in the query", "moments", "additive over points", "function of S"),
-        trajectory=nearest_neighbours,
-        fit=_fit_neighbours,
-        step_forms=lambda _: [KernelReading(nearest, name="nearest neighbour")],
-        step_kinds={"nearest neighbour": ("nearest", "")},
-    )
+NEIGHBOURS = new_card(
+    name="nearest neighbours",
+    holds=(
+        "linear in the targets",
+        "scale of the targets",
+        "shift of the targets",
+        "order of the points",
+        "rotation of the inputs",
+        "scale of the inputs",
+    ),
+    violates=("linear in the query", "moments", "additive over points", "function of S"),
+    trajectory=nearest_neighbours,
+    fit=_fit_neighbours,
+    step_forms=lambda _: [KernelReading(nearest, name="nearest neighbour")],
+    step_kinds={"nearest neighbour": ("nearest", "")},
 )
 
 # ---- the lasso ----

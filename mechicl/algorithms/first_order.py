@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, LINE_SEARCH, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, LINE_SEARCH, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     PrefixSpectra,
@@ -187,56 +187,46 @@ def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield FittedAlgorithm(learner.name, learner, {}, len(knots))
 
 
-ANY_POLYNOMIAL = register(
-    Algorithm(
-        name="any first-order learner",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        # with one step, gradient descent is the only one
-        fit=lambda problem: (
-            [fit_polynomial(problem.spectral, problem.steps, ANY_POLYNOMIAL.member(problem.steps))]
-            if problem.steps > 1
-            else []
-        ),
-        for_scale=True,
-    )
+ANY_POLYNOMIAL = new_card(
+    name="any first-order learner",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    # with one step, gradient descent is the only one
+    fit=lambda problem: (
+        [fit_polynomial(problem.spectral, problem.steps, ANY_POLYNOMIAL.member(problem.steps))]
+        if problem.steps > 1
+        else []
+    ),
+    for_scale=True,
 )
-CHEBYSHEV = register(
-    Algorithm(
-        name="Chebyshev",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        trajectory=chebyshev,
-        fit=_fit_chebyshev,
-        path=lambda _: {"steps": tuple(range(1, 31))},
-        freedom="per prefix",
-        phrase="{count} of Chebyshev's iteration",
-    )
+CHEBYSHEV = new_card(
+    name="Chebyshev",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    trajectory=chebyshev,
+    fit=_fit_chebyshev,
+    path=lambda _: {"steps": tuple(range(1, 31))},
+    freedom="per prefix",
+    phrase="{count} of Chebyshev's iteration",
 )
-ANY_FILTER = register(
-    Algorithm(
-        name="any function of S", holds=FILTER, violates=("shift of the targets",), fit=_fit_any_filter, for_scale=True
-    )
+ANY_FILTER = new_card(
+    name="any function of S", holds=FILTER, violates=("shift of the targets",), fit=_fit_any_filter, for_scale=True
 )
 # 28 numbers of steps up to 1024, which runs them all
 SEARCH_STEPS = tuple(sorted({round(1024 ** (i / 27)) for i in range(28)}))
-STEEPEST_DESCENT = register(
-    Algorithm(
-        name="steepest descent",
-        holds=LINE_SEARCH,
-        violates=("shift of the targets",),
-        trajectory=steepest_descent,
-        path=lambda _: {"steps": SEARCH_STEPS},
-        freedom="per prefix",
-    )
+STEEPEST_DESCENT = new_card(
+    name="steepest descent",
+    holds=LINE_SEARCH,
+    violates=("shift of the targets",),
+    trajectory=steepest_descent,
+    path=lambda _: {"steps": SEARCH_STEPS},
+    freedom="per prefix",
 )
-CONJUGATE_GRADIENTS = register(
-    Algorithm(
-        name="conjugate gradients",
-        holds=LINE_SEARCH,
-        violates=("shift of the targets",),
-        trajectory=conjugate_gradient,
-        path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
-        freedom="per prefix",
-    )
+CONJUGATE_GRADIENTS = new_card(
+    name="conjugate gradients",
+    holds=LINE_SEARCH,
+    violates=("shift of the targets",),
+    trajectory=conjugate_gradient,
+    path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
+    freedom="per prefix",
 )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import named
 from mechicl.algorithms.sizes import Sized, SizedForFourthPowers
 from mechicl.algorithms.spectra import (
@@ -220,42 +220,36 @@ def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         yield ResidualRidge(1, penalty=penalty, causal=True)
 
 
-RIDGE = register(
-    Algorithm(
-        name="ridge",
-        holds=FILTER,
-        violates=("shift of the targets", "additive over points"),
-        trajectory=ridge,
-        fit=lambda problem: [fit_ridge(problem)],
-        step_forms=_ridge_steps,
-        step_kinds={
-            "ridge regression in one step": ("ridge regression in one step", ""),
-            "ridge path": ("ridge path", ""),
-            "ridge by eigendirections": ("ridge by", ""),
-            "ridge of residuals": ("ridge of residuals", ""),
-        },
-        contains=("least squares",),
-        phrase="ridge regression",
-    )
+RIDGE = new_card(
+    name="ridge",
+    holds=FILTER,
+    violates=("shift of the targets", "additive over points"),
+    trajectory=ridge,
+    fit=lambda problem: [fit_ridge(problem)],
+    step_forms=_ridge_steps,
+    step_kinds={
+        "ridge regression in one step": ("ridge regression in one step", ""),
+        "ridge path": ("ridge path", ""),
+        "ridge by eigendirections": ("ridge by", ""),
+        "ridge of residuals": ("ridge of residuals", ""),
+    },
+    contains=("least squares",),
+    phrase="ridge regression",
 )
-RIDGE_PATH = register(
-    Algorithm(
-        name="ridge path",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        trajectory=ridge_path,
-        path=lambda _: {"steps": tuple(range(1, 25))},
-        freedom="per prefix",
-    )
+RIDGE_PATH = new_card(
+    name="ridge path",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    trajectory=ridge_path,
+    path=lambda _: {"steps": tuple(range(1, 25))},
+    freedom="per prefix",
 )
-LEAST_SQUARES = register(
-    Algorithm(
-        name="least squares",
-        holds=(*FILTER, "scale of the inputs"),
-        violates=("shift of the targets", "additive over points"),
-        trajectory=ols,
-        fit=lambda _: [LEAST_SQUARES.fitted({})],
-        path=lambda _: {},
-        layer_name="OLS",
-    )
+LEAST_SQUARES = new_card(
+    name="least squares",
+    holds=(*FILTER, "scale of the inputs"),
+    violates=("shift of the targets", "additive over points"),
+    trajectory=ols,
+    fit=lambda _: [LEAST_SQUARES.fitted({})],
+    path=lambda _: {},
+    layer_name="OLS",
 )
