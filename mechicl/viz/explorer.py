@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 from mechicl.viz.export import Html
 
 try:

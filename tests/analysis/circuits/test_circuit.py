@@ -15,8 +15,8 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import EMBEDDING, Circuit, Edge, EdgeScores, Node, compare_circuits
-from mechicl.analysis.circuits.circuit_comparison import PartKind, order_edges
-from mechicl.analysis.circuits.cuts import between_ends
+from mechicl.analysis.circuits.circuit import PartKind, order_edges
+from mechicl.analysis.circuits.search import between_ends
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import list_edges
