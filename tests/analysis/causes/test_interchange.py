@@ -349,33 +349,30 @@ def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FO
     return analysis.fit_subspace(model, hypothesis, variables, TASK, **{"fit": FEW, "progress": False} | options)
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: exchange(sources=TASK.sample(6, seed=1, dtype=torch.float64)), "sources must have the prompts' quer"),
-        (lambda: exchange(FOUR.hypothesis), "ends after 4 layers, and the model has 2"),
-        (lambda: exchange(sources=SOURCES[:5]), "same shape"),
-        (lambda: exchange(point=20), "point must be"),
-        (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
-        (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "points of sizes .*: scale them"),
-        (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
-        (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
-        (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),
-        (lambda: exchange(prompts=PROMPTS.prefix(0), sources=SOURCES.prefix(0)), "n_context must be 1 or more"),
-        (lambda: interchange_each(TWO.model, [], PROMPTS, SOURCES), "no hypotheses"),
-        (lambda: analysis.test_hypotheses(TWO.model, TASK, [Hypothesis(SMALL)] * 2), "called 'gradient descent, 2"),
-        (lambda: analysis.test_hypotheses(TWO.model, TASK.replace(n_context=0)), "n_context"),
-        (lambda: candidate_algorithms(PROMPTS, torch.full((2, 6, 1), torch.nan)), "not finite"),
-        (lambda: fit("velocity"), r"not \['velocity'\]"),
-        *[(lambda dims=dims: fit(dims=dims), "dims must rise") for dims in ((), (0, 1), (2, 1), (1, 1))],
-        (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
-        (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
-        (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
-        (lambda: fit(fit=replace(FEW, untrained=TWO.model)), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
-        (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
-        (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: exchange(sources=TASK.sample(6, seed=1, dtype=torch.float64)), "sources must have the prompts' quer"),
+    (lambda: exchange(FOUR.hypothesis), "ends after 4 layers, and the model has 2"),
+    (lambda: exchange(sources=SOURCES[:5]), "same shape"),
+    (lambda: exchange(point=20), "point must be"),
+    (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
+    (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "points of sizes .*: scale them"),
+    (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
+    (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
+    (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),
+    (lambda: exchange(prompts=PROMPTS.prefix(0), sources=SOURCES.prefix(0)), "n_context must be 1 or more"),
+    (lambda: interchange_each(TWO.model, [], PROMPTS, SOURCES), "no hypotheses"),
+    (lambda: analysis.test_hypotheses(TWO.model, TASK, [Hypothesis(SMALL)] * 2), "called 'gradient descent, 2"),
+    (lambda: analysis.test_hypotheses(TWO.model, TASK.replace(n_context=0)), "n_context"),
+    (lambda: candidate_algorithms(PROMPTS, torch.full((2, 6, 1), torch.nan)), "not finite"),
+    (lambda: fit("velocity"), r"not \['velocity'\]"),
+    *[(lambda dims=dims: fit(dims=dims), "dims must rise") for dims in ((), (0, 1), (2, 1), (1, 1))],
+    (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
+    (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
+    (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
+    (lambda: fit(fit=replace(FEW, untrained=TWO.model)), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
+    (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
+    (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
+])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
@@ -391,17 +388,14 @@ def degrees(result: SubspaceSearch, layer: int, columns: torch.Tensor) -> float:
     return float(subspace_angles(learned.numpy(), columns.numpy()).max()) * 180 / torch.pi
 
 
-@pytest.mark.parametrize(
-    ("name", "layer", "variable", "place"),
-    [
-        ("gradient descent, 2 steps", 1, "residual", "query"),
-        ("gradient descent, 4 steps", 2, "residual", "context"),
-        ("GD++, 3 steps", 1, "x", "context"),
-        ("preconditioned gradient descent, 3 steps", 1, "residual", "context"),
-        ("Newton, 3 iterations", 2, "inverse times x", "context"),
-        ("copying, then gradient descent, 3 steps", 2, "residual", "context"),  # targets have separate tokens
-    ],
-)
+@pytest.mark.parametrize(("name", "layer", "variable", "place"), [
+    ("gradient descent, 2 steps", 1, "residual", "query"),
+    ("gradient descent, 4 steps", 2, "residual", "context"),
+    ("GD++, 3 steps", 1, "x", "context"),
+    ("preconditioned gradient descent, 3 steps", 1, "residual", "context"),
+    ("Newton, 3 iterations", 2, "inverse times x", "context"),
+    ("copying, then gradient descent, 3 steps", 2, "residual", "context"),  # targets have separate tokens
+])  # fmt: skip
 def test_planted_variables_are_found_where_they_lie(name, layer, variable, place):
     known = HIDDEN[name]
     columns = known.hypothesis.subspaces.get(variable, torch.zeros(0, 1))
@@ -415,13 +409,10 @@ def test_planted_variables_are_found_where_they_lie(name, layer, variable, place
         assert result.r2(layer, dim, control).mean < 0.3
 
 
-@pytest.mark.parametrize(
-    ("hypothesis", "variable", "layer", "dim"),
-    [
-        (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
-        (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),
-    ],
-)
+@pytest.mark.parametrize(("hypothesis", "variable", "layer", "dim"), [
+    (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
+    (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),
+])  # fmt: skip
 def test_absent_variables_are_not_found(hypothesis, variable, layer, dim):
     model = hide(gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=3), seed=1).model
     few = replace(QUICK, n_fitting=24, n_prompts=24, iterations=8)

@@ -59,13 +59,10 @@ def test_texts_from_two_files(tmp_path):
     assert set(shown(texts.held_out)) | set(shown(texts.demonstrations)) == {f"cat {word}" for word in words}
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0, 0, 0, 0], r"class 1 \(' blue'\) has 0"),
-        ([0, 1, 0, 1], "'opinions' has 0 held-out texts and 0 to measure on"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "message"), [
+    ([0, 0, 0, 0], r"class 1 \(' blue'\) has 0"),
+    ([0, 1, 0, 1], "'opinions' has 0 held-out texts and 0 to measure on"),
+])  # fmt: skip
 def test_too_few_texts(labels, message, tmp_path):
     path = write(tmp_path / "a.csv", zip(("cat", "dog", "cow", "fox"), labels, strict=True))
     with pytest.raises(ValueError, match=message):
