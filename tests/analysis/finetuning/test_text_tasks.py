@@ -120,14 +120,9 @@ def test_accuracy_by_demonstrations_is_that_of_prompts_written_by_hand():
             assert measured.log_probability[0, 0, n, i] == pytest.approx(log_probability.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["texts", "study", "search", "tuned", "accuracy"])
+@pytest.mark.parametrize("kind", ["texts", "study"])
 def test_results_in_files(kind, texts, study, tmp_path):
-    shots = text_shots(topic_tokenizer(), texts.demonstrations, texts.queries)
-    result = {
-        "texts": lambda: texts, "study": lambda: study, "search": lambda: study.searches["plain"],
-        "tuned": lambda: fine_tune(reader(), shots),
-        "accuracy": lambda: measure_accuracy(reader(), topic_tokenizer(), texts, (0, 4)),
-    }[kind]()  # fmt: skip
+    result = {"texts": texts, "study": study}[kind]
     loaded = load_result(result.save(tmp_path))
     tensors, loaded_tensors = {}, {}
     assert encode(loaded, "", loaded_tensors) == encode(result, "", tensors)

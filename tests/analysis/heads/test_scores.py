@@ -358,6 +358,7 @@ def score(**options: Any):
     (lambda: score_heads(MODEL, prompts=NO_PROMPTS), "at least one prompt and one context point"),
     (lambda: score_heads(PAIRED, prompts=SIX), "contain x and y together"),
     (lambda: score_heads(LSTM, prompts=SIX), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
+    (lambda: score_heads(0), "int has no hooks"),
     (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
     (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
     # ---- the dual form ----
@@ -380,8 +381,3 @@ def score(**options: Any):
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
-
-
-def test_objects_without_hooks_are_refused_by_name():
-    with pytest.raises(TypeError, match="int has no hooks"):
-        score_heads(0)
