@@ -17,14 +17,11 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 
-@pytest.mark.parametrize(
-    ("schema", "files"),
-    [
-        ("github-workflows", WORKFLOWS),
-        ("github-issue-forms", FORMS),
-        ("citation-file-format", [ROOT / "CITATION.cff"]),
-    ],
-)
+@pytest.mark.parametrize(("schema", "files"), [
+    ("github-workflows", WORKFLOWS),
+    ("github-issue-forms", FORMS),
+    ("citation-file-format", [ROOT / "CITATION.cff"]),
+])  # fmt: skip
 def test_files_fit_their_schemas(schema: str, files: list[Any]):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -82,7 +82,7 @@ def _rows(kind: "Texts") -> list[Row]:
     rows = [
         Row(
             "accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks", share=True
-        ),  # fmt: skip
+        ),
         Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries", share=True),
         Row("accuracy gained by demonstrations", None, interval(gain), "queries", share=True),
     ]
