@@ -24,7 +24,7 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
 @checked
-def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False) -> "SklearnLearner":
+def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
     If the context is too short for the estimator (found by trying on the first prompt), the learner predicts the mean
@@ -36,7 +36,6 @@ def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bo
             targets.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
-        progress: show a progress bar over fits.
 
     Returns:
         A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
@@ -57,7 +56,7 @@ def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bo
     if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", "predict", "get_params")):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and predict, got {estimator!r}{hint}")
-    return SklearnLearner(estimator, n_jobs, seed, progress)
+    return SklearnLearner(estimator, n_jobs, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,6 @@ class SklearnLearner:
     estimator: Any
     n_jobs: int
     seed: int
-    progress: bool
 
     @property
     def name(self) -> str:
@@ -91,7 +89,8 @@ class SklearnLearner:
         predictions = np.zeros((len(prompts), len(points), prompts.y_dim))
         if len(prompts) == 0:
             return prompts.ys.new_zeros(predictions.shape)
-        estimator = self._for_targets(prompts.y_dim)
+        takes_all = _import_sklearn().utils.get_tags(self._alone).target_tags.multi_output
+        estimator = self._alone if prompts.y_dim == 1 or takes_all else self._for_each_target
         least = self._fewest_points(estimator, xs[0], ys[0])
         fits = []
         for row, t in itertools.product(range(len(prompts)), points):
@@ -102,7 +101,7 @@ class SklearnLearner:
         parts = [fits[i : i + FITS_AT_A_TIME] for i in range(0, len(fits), FITS_AT_A_TIME)]
         jobs = ((estimator, [(xs[row, :t], ys[row, :t], xs[row, t : t + 1]) for row, t in part]) for part in parts)
         seen: dict[type[Warning], list[str]] = {}
-        with progress_bar(unit="fit", total=len(fits), progress=self.progress) as bar:
+        with progress_bar(unit="fit", total=len(fits)) as bar:
             for part, (values, caught) in zip(parts, self._run(jobs), strict=True):
                 for (row, t), value in zip(part, values, strict=True):
                     predictions[row, t - points[0]] = value
@@ -139,12 +138,9 @@ class SklearnLearner:
                     return len(some) if len(some) <= n_context else n_context + 1
         raise ValueError(f"{self.name} cannot be fitted: {refusal}") from refusal
 
-    def _for_targets(self, y_dim: int) -> Any:
-        """Return a copy with its seeds set; with one copy per target if the estimator takes only one."""
-        return self._alone if y_dim == 1 or _takes_several_targets(self._alone) else self._for_each_target
-
     @cached_property
     def _alone(self) -> Any:
+        """A copy with its seeds set."""
         estimator = _import_sklearn().base.clone(self.estimator)
         parameters = estimator.get_params(deep=True)
         unseeded = [name for name in parameters if name.split("__")[-1] == "random_state" and parameters[name] is None]
@@ -166,10 +162,6 @@ def _import_sklearn() -> Any:
     except ImportError as error:
         raise ImportError(NO_SKLEARN) from error
     return sklearn
-
-
-def _takes_several_targets(estimator: Any) -> bool:
-    return _import_sklearn().utils.get_tags(estimator).target_tags.multi_output
 
 
 def _fit_several(estimator: Any, fits: list[Any]) -> Answers:

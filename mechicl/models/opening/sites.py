@@ -45,8 +45,7 @@ class Site:
         component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
             "attn_scores", "pattern", "pre" or "post" (an MLP's hidden layer before and after its activation function);
             in recurrent layers "gate" and "step"; if the model computes them, "state" (of a recurrent layer's head),
-            "result", and the inputs from the stream "attn_in", "q_input", "k_input", "v_input" (of each head),
-            "mlp_in".
+            "result", and the inputs "attn_in", "q_input", "k_input", "v_input" (of each head), "mlp_in".
         layer: number of the layer.
         pos: position; not for scores and patterns.
         head: head, for parts of the attention.
