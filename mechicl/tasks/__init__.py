@@ -25,6 +25,7 @@ from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_dict
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, TokenDistribution
+from mechicl.tasks.tables import TableClassification, TableRegression
 from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
@@ -32,6 +33,6 @@ __all__ = [
     "AnyTask", "AssociativeRecall", "BallsAndUrns", "Conjunctions", "DecisionTrees", "DriftingRegression", "FixedTasks",
     "GaussianClusters", "GraphTracing", "LinearRegression", "LogisticRegression", "MarkovChains", "MixedRegression",
     "Parities", "PromptDistribution", "QuadraticRegression", "RandomTensors", "ReluNetworks", "RepeatedTokens",
-    "SineRegression", "SparseLinearRegression", "Task", "TaskPool", "TokenDistribution", "TopicClassification",
-    "register", "task_from_dict", "task_to_dict",
+    "SineRegression", "SparseLinearRegression", "TableClassification", "TableRegression", "Task", "TaskPool",
+    "TokenDistribution", "TopicClassification", "register", "task_from_dict", "task_to_dict",
 ]  # fmt: skip

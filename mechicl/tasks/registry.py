@@ -22,6 +22,7 @@ from mechicl.tasks.gaussian_clusters import GaussianClusters
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.sampling import Distribution, Task, TokenDistribution
+from mechicl.tasks.tables import TableClassification, TableRegression
 from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
@@ -29,7 +30,7 @@ KINDS = (
     LinearRegression, SineRegression, FixedTasks, TaskPool, MixedRegression, SparseLinearRegression,
     QuadraticRegression, ReluNetworks, DecisionTrees, LogisticRegression, RepeatedTokens, TopicClassification,
     MarkovChains, BallsAndUrns, GraphTracing, Conjunctions, Parities, GaussianClusters, DriftingRegression,
-    AssociativeRecall,
+    AssociativeRecall, TableRegression, TableClassification,
 )  # fmt: skip
 """The library's own kinds of tasks."""
 

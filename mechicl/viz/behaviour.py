@@ -2,15 +2,12 @@
 
 import itertools
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mechicl.algorithms.card import is_for_scale
 from mechicl.algorithms.spectral_fit import SpectralLearner
@@ -218,13 +215,11 @@ def probe_heatmap(result: ProbeResult, quantity: str | None = None) -> go.Figure
     return fig.update_yaxes(dtick=1, showgrid=False)
 
 
-N_FAMILIES = 7
+N_FAMILIES = 6
 _FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = draw.COLORS["other algorithms"]
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
-WIDEST_LINE = 42  # letters in a line over the right panel
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
-TOP = 10.0  # of the axis during training: ten times the predictions, or more
 
 
 def verdict_figure(
@@ -233,25 +228,17 @@ def verdict_figure(
     rivals: Sequence[FamilyMatch] = (),
     *,
     untrained: float | None = None,
-    over_training: tuple[Sequence[int], Float[Tensor, "step seed"]] | None = None,
     near: float | None = None,
 ) -> go.Figure:
     """Draw the share of a model's squared predictions that the nearest algorithms leave unexplained.
 
     `match` is the algorithm that is named, `rivals` those tied with it, `untrained` the least share of an untrained
-    network, `over_training` steps and shares of each seed for a second panel (the first seed is emphasised), and `near`
-    the share up to which a model is called alike.
+    network, and `near` the share up to which a model is called alike.
     """
-    names = ["Left unexplained by the nearest algorithms"]
-    if over_training is not None:
-        wrapped = map(draw.literal, textwrap.wrap(match.name, WIDEST_LINE))
-        names.append(draw.Markup("<br>".join(["Left unexplained during training by", *wrapped])))
-    widths = [0.58, 0.42] if len(names) > 1 else [1.0]
-    fig = draw.panels("", names, horizontal_spacing=0.12, column_widths=widths)
+    fig = draw.figure("Left unexplained by the nearest algorithms", "share of the model's squared predictions")
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
-    left = draw.panel(0, 2)
     distances = [
         replace(d, mean=max(d.mean, _FLOOR), high=max(d.high, _FLOOR)) for d in map(identified.distance, shown)
     ]
@@ -262,29 +249,25 @@ def verdict_figure(
             x=[distances[i].mean for i in at], y=[draw.literal(shown[i].name) for i in at], mode="markers", name=kind,
             error_x=draw.error_bars([distances[i] for i in at], log=True),
             marker={"color": draw.COLORS[kind], "size": 10 if kind == "named" else 8},
-            hovertemplate="%{y}: %{x:.3g}<extra></extra>", **left,
+            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )  # fmt: skip
     marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
     for i, (name, value) in enumerate(marks.items()):
-        fig.add_vline(x=value, line=MARK, **left)
+        fig.add_vline(x=value, line=MARK)
         fig.add_annotation(  # each in its own line under the dots, over the lines of the others
             x=math.log10(value), y=len(shown) - 0.5 + (i + 0.5) * LABEL / ROW, text=name, showarrow=False,
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
-            **left,
         )  # fmt: skip
     ends = math.log10(max(_FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
-    axis_title = {"text": "share of the model's squared predictions", "font": {"size": 12}}
-    fig.update_xaxes(title=axis_title, **_share_axis(ends), **left)
+    fig.update_xaxes(**_share_axis(ends))
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
     order = {"categoryorder": "array", "categoryarray": [draw.literal(each.name) for each in shown]}
-    fig.update_yaxes(range=[bottom, -0.5], type="category", **order, **left)
-    if over_training is not None:
-        _during_training(fig, *over_training, near)
-    above = 32 + 18 * max(name.count("<br>") + 1 for name in names)
+    fig.update_yaxes(range=[bottom, -0.5], type="category", **order)
+    above = 50
     height = max(ROW * len(shown) + LABEL * len(marks), 200)
-    legend, margin = {**draw.BELOW, "y": -60 / height}, {"l": 300, "t": above, "b": 95}
+    legend, margin = {**draw.BELOW, "y": -60 / height}, {"l": 250, "t": above, "b": 95}
     return fig.update_layout(height=above + height + 95, legend=legend, margin=margin)
 
 
@@ -293,25 +276,7 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     fig = draw.figure(title, "", unit)
     for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
-    return fig.update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
-
-
-def _during_training(
-    fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
-) -> None:
-    place, x = draw.panel(1, 2), draw.on_log_axis(steps)
-    others = {"name": "other seeds", "color": draw.COLORS["other seeds"], "width": 1, "legendgroup": "other seeds"}
-    opened = {"name": "opened seed", "color": draw.COLORS["trained"], "width": 2.5, "mode": "lines+markers"}
-    for seed in reversed(range(distances.shape[1])):
-        look: dict[str, Any] = others | {"showlegend": seed == 1} if seed else opened
-        draw.add_line(fig, x, distances[:, seed].clamp(_FLOOR, TOP).tolist(), place=place, **look)
-    if near is not None:
-        fig.add_hline(y=near, line=MARK, **place)
-    axis = _share_axis((math.log10(max(_FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)))
-    if distances.max() >= TOP:  # cut off there
-        axis["ticktext"][-1] = f"≥ {axis['ticktext'][-1]}"
-    fig.update_yaxes(**axis, **place)
-    fig.update_xaxes(type="log", title=draw.title_of_steps(steps), exponentformat="none", dtick=1, **place)
+    return fig.update_xaxes(type="category").update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
 
 
 def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes 
     """Make the cells of a sweep; ValueError if a run on one token shows that the model lacks or ignores one."""
     known, chosen = ("layer", *axes_of(component)), axes if isinstance(axes, Mapping) else {}
     if axes is None:
-        axes = ("layer", "head") if "head" in known else ("layer", "pos")
+        axes = ("layer", "head") if "head" in known else ("layer", known[1])
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     if wrong := [axis for axis in axes if axis not in known]:
         raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest_name(wrong[0], known)}")
