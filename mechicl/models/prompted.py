@@ -251,10 +251,13 @@ class PromptedModel(LayeredModel):
         """
         stream = self.forward(prompts, stop_at_layer=0)
         positions = self._positions(at, stream.shape[1])
-        yield stream[:, positions]
+        yield self._at_positions(stream, positions)
         for layer in range(self.cfg.n_layers):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, positions]
+            yield self._at_positions(stream, positions)
+
+    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
+        return stream[:, positions]
 
     @holds_models
     @checked(undefined=True)

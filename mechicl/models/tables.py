@@ -4,7 +4,6 @@ A cell of the rows to predict attends to rows with labels only, so these rows do
 al. 2025 (TabPFN v2), without their random marks of columns: the order of columns, too, changes no prediction.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, Count, Natural, check_fields, checked
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
+from mechicl.models.config_checks import PlainConfig, check_dtype_and_device
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.layers import MLP
@@ -55,7 +54,7 @@ class TableLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableConfig:
+class TableConfig(PlainConfig):
     """Every choice that makes a `TableTransformer`.
 
     Attributes:
@@ -86,6 +85,7 @@ class TableConfig:
     dtype: str = "float32"
     device: str = "cpu"
 
+    architecture = "table"
     prompt_format = "table"
     keys = "context"
     one_pass = False
@@ -112,11 +112,6 @@ class TableConfig:
         return self.y_dim + 1
 
     @property
-    def d_out(self) -> int:
-        """Width of the model's outputs."""
-        return self.y_dim
-
-    @property
     def d_head(self) -> int:
         """Width of a head."""
         return self.d_model // self.n_heads
@@ -127,37 +122,12 @@ class TableConfig:
         return self.n_context + 1
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        return DTYPES[self.dtype]
-
-    @property
     def of_parts(self) -> TransformerConfig:
         """The config of the norms and MLPs, which are those of `HookedTransformer`."""
         sizes: dict[str, Any] = {"n_heads": self.n_heads, "d_model": self.d_model, "d_mlp": self.d_mlp}
         return TransformerConfig(
             x_dim=1, n_context=1, **sizes, act_fn="gelu", normalization_type="LN", read_in="linear", read_out="linear"
         )
-
-    def replace(self, **changes: Any) -> "TableConfig":
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def unfilled(self) -> "TableConfig":
-        """Return the config with the fields whose defaults depend on others; see `TransformerConfig.unfilled`."""
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the device, and the architecture, as plain JSON data."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
-        return {"architecture": "table", **fields}
-
-    @classmethod
-    @checked
-    def from_dict(cls, data: dict[str, Any]) -> "TableConfig":
-        """Make the config that `to_dict` wrote."""
-        require(data.get("architecture", "table") == "table", f"architecture={data.get('architecture')!r}")
-        return read_config(cls, {name: value for name, value in data.items() if name != "architecture"})
 
 
 class CellAttention(BlockPart):
@@ -285,9 +255,8 @@ class TableTransformer(PromptedModel):
                 continue
             leaf = name.rsplit(".", 1)[-1]
             if leaf.startswith("W_"):
-                fan_in = (
-                    1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * (weight.shape[0] if leaf == "W_O" else 1)
-                )
+                heads = weight.shape[0] if leaf == "W_O" else 1
+                fan_in = 1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * heads
                 fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float32, device="cpu")
                 weight.copy_(fresh / math.sqrt(fan_in) * (smaller if leaf in ("W_O", "W_out") else 1))
             elif leaf == "w":
@@ -349,10 +318,8 @@ class TableTransformer(PromptedModel):
         Args:
             input: tokens (see `encode`), prompts or tables; with `start_at_layer`, the stream before that layer, of
                 prompts with one query.
-            return_type: "logits" for the outputs, or None for a run for hooks only.
-            start_at_layer: begin before this block; negative numbers count from the end.
-            stop_at_layer: end before this block and return the stream there; negative numbers count from the end.
-            at: rows of the outputs: all "positions", the rows to predict ("query" or "points"), or a slice.
+            at: rows of the outputs: all "positions", the rows to predict ("query" or "points"), or a slice. The others
+                are those of `PromptedModel.forward`, without losses.
 
         Returns:
             Outputs `[table row d_out]` (values, or logits of classes), or with `stop_at_layer` the stream
@@ -407,15 +374,8 @@ class TableTransformer(PromptedModel):
 
     # ---- the stream of the label's column ----
 
-    @checked
-    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the stream of the label's column before the first layer and after each; see `PromptedModel`."""
-        stream = self.forward(prompts, stop_at_layer=0)
-        rows = self._positions(at, stream.shape[1])
-        yield stream[:, rows, -1]
-        for layer in range(self.cfg.n_layers):
-            stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, rows, -1]
+    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
+        return stream[:, positions, -1]
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         # one table of many rows to predict for each prefix

@@ -18,7 +18,7 @@ from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.edge_graph import EdgeGraph, NoGradient
-from mechicl.models.opening.edges import EMBEDDING, Node
+from mechicl.models.opening.sites import EMBEDDING, Node
 from mechicl.prompts import At
 
 Search = Literal["exact", "eap-ig", "acdc"]
