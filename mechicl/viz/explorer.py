@@ -66,7 +66,7 @@ class PatchingExplorer(anywidget.AnyWidget):
     @checked
     def __init__(self, session: PatchingSession):
         self.side, self.sessions = "A", {"A": session}
-        self._unchecked: list[Site] = []  # patches whose effect among the others is not known yet
+        self._unchecked = list(session.interventions)  # patches whose effect among the others is not known yet
         self._reasons: dict[Site, str] = {}
         self._effects: dict[tuple[Any, ...], list[Any]] = {}  # cells, remaining pieces or None, and error of each sweep
         components = list(session.components)
@@ -74,7 +74,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         self.observe(lambda _: self._show_background(), ["component", "head", "preview"])
         self.on_msg(self._answer)
         self.state = self._displayed()
-        self.refresh()
+        self._show_background()
 
     @property
     def session(self) -> PatchingSession:

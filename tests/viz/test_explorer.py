@@ -29,10 +29,11 @@ LIVE = """({ traits, source }) => {
     on: (event, listener) => listeners.push([event, listener]),
     off: () => {},
   };
-  const tell = (event, ...content) => listeners.filter(([name]) => name === event).forEach(([, listener]) => listener(...content));
+  const tell = (event, content) => listeners.forEach(([name, listener]) => name === event && listener(content));
   const ask = async (changed, message) => {
     const answer = await window.python(changed, message);
-    const news = Object.keys(traits).filter((name) => JSON.stringify(traits[name]) !== JSON.stringify(answer.traits[name]));
+    const same = (name) => JSON.stringify(traits[name]) === JSON.stringify(answer.traits[name]);
+    const news = Object.keys(traits).filter((name) => !same(name));
     Object.assign(traits, answer.traits);
     for (const name of news) tell(`change:${name}`);
     for (const content of answer.sent) tell("msg:custom", content);
@@ -41,7 +42,8 @@ LIVE = """({ traits, source }) => {
   return import(url).then((widget) => { widget.default.render({ model, el: document.querySelector("main") }); });
 }"""
 DARK = """<style>:root { --jp-layout-color0: #111; --jp-layout-color1: #212121; --jp-layout-color2: #424242;
---jp-border-color2: #616161; --jp-ui-font-color1: #fff; --jp-ui-font-color2: #b3b3b3 } body { background: #111 }</style>"""
+--jp-border-color2: #616161; --jp-ui-font-color1: #fff; --jp-ui-font-color2: #b3b3b3 }
+body { background: #111 }</style>"""
 
 
 def live(browser: Browser, explorer: PatchingExplorer, *, width: int = 1300, dark: bool = False) -> Page:
@@ -549,6 +551,21 @@ def test_a_and_b_are_drawn_and_saved(opened):
     expect(page.locator("pre")).to_contain_text('from_clean("blocks.0.hook_resid_post", 8)')
 
 
+COLORS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const pixel = (color) => {
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const root = document.querySelector(".mechicl-explorer");
+  const texts = root.querySelectorAll(".chip, .reason, .runs td, .runs th, .keys, .effect, .patches b, .scale text");
+  const color = (text) => getComputedStyle(text)[text.closest("svg") ? "fill" : "color"];
+  const paper = pixel(getComputedStyle(root).getPropertyValue("--paper"));
+  return [paper, [...texts].map((text) => [text.textContent, pixel(color(text))])];
+}"""
+
+
 def luminance(color: list[float]) -> float:
     parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in color)]
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
@@ -563,15 +580,8 @@ def test_nothing_overflows_and_texts_have_contrast(opened, width, dark):
     cell(page, 1, 8).click()
     expect(page.locator(".reason")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    colors = page.evaluate("""() => {
-      const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-      const pixel = (color) => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-      const root = document.querySelector(".mechicl-explorer");
-      const paper = pixel(getComputedStyle(root).getPropertyValue("--paper"));
-      const texts = [...root.querySelectorAll(".chip, .reason, .runs td, .runs th, .keys, .effect, .patches b, .scale text")];
-      return [paper, texts.map((text) => [text.textContent, pixel(getComputedStyle(text)[text.closest("svg") ? "fill" : "color"])])];
-    }""")
-    paper, texts = luminance(colors[0]), {text: luminance(color) for text, color in colors[1] if text}
+    paper_color, colors = page.evaluate(COLORS)
+    paper, texts = luminance(paper_color), {text: luminance(color) for text, color in colors if text}
     assert paper < 0.1 if dark else paper > 0.9
     assert len(texts) > 15
     assert {t: c for t, c in texts.items() if (max(c, paper) + 0.05) / (min(c, paper) + 0.05) < 4.5} == {}

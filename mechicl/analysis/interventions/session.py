@@ -172,10 +172,8 @@ class PatchingSession:
         if isinstance(self.clean, Prompts):
             form = self.model.cfg.format  # None where the user's own encode lays prompts out
             return form.labels(self.clean.n_context) if form else [str(pos) for pos in range(self.n_pos)]
-        pairs = zip(
-            *(self.token_names(part[0].tolist()) for part in (self._clean_part, self._corrupted_part)), strict=True
-        )
-        return [a if a == b else f"{a}/{b}" for a, b in pairs]
+        names = (self.token_names(part[0].tolist()) for part in (self._clean_part, self._corrupted_part))
+        return [a if a == b else f"{a}/{b}" for a, b in zip(*names, strict=True)]
 
     def token_names(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token id by the model's tokenizer; the ids themselves if it has none."""
@@ -257,7 +255,7 @@ class PatchingSession:
         """Run the patched, the clean and the corrupted prompt: predictions, metrics, and the share `recovered`."""
         check_eval_mode(self.model)
         clean, corrupted = self._clean_run[0], self._corrupted_prediction
-        patched = self._patched(self.hooks()) if self.interventions else corrupted
+        patched = self._predict(self.interventions)
         name, metric = self._metric()
         values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)
@@ -295,12 +293,16 @@ class PatchingSession:
         order = [*self._clean_run[1]]
         patches = sorted(self.interventions, key=lambda each: order.index(each.hook_name))
         later, others = patches[patches.index(site) + 1 :], [each for each in patches if each != site]
-        if not (self._adds_nothing(site, others) and self._adds_nothing(site, later)):
+
+        def adds_nothing(given: Sequence[Site]) -> bool:
+            return self._adapter.same_up_to_rounding(self._predict([*given, site]), self._predict(given))
+
+        if not (adds_nothing(others) and adds_nothing(later)):
             return ""
-        if self._adds_nothing(site, []):
+        if adds_nothing([]):
             return "no effect: both runs have the same activation here, or nothing that follows reads it"
         there = [each for each in later if _position(each) in (None, _position(site))]
-        hiding = next((each for each in there if self._adds_nothing(site, [each])), None)
+        hiding = next((each for each in there if adds_nothing([each])), None)
         return f"hidden by {hiding or 'later patches'}, which replace{'s' if hiding else ''} all that it changes"
 
     @property
@@ -310,11 +312,7 @@ class PatchingSession:
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
         """Return the patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
-        clean, every = self._clean_run[1], slice(None)
-        return [
-            (site.hook_name, replacing_hook([(every, every, site)], clean[site.hook_name], copy=True))
-            for site in self.interventions
-        ]
+        return [self._hook(site) for site in self.interventions]
 
     def code(self) -> str:
         """Return Python code for the same interventions, given `model`, `clean` and `corrupted`; sets `prediction`."""
@@ -359,12 +357,12 @@ class PatchingSession:
 
     @holds_models
     @torch.no_grad()
-    def _adds_nothing(self, site: Site, others: Sequence[Site]) -> bool:
-        """True if a patch does not change the prediction where others are; two prompts of one run are compared."""
-        clean, every, tokens = self._clean_run[1], slice(None), self._adapter.encode(self._corrupted_part)
-        edits = [(every, every, each) for each in others] + [(slice(1), every, site)]
-        hooks = [(edit[-1].hook_name, replacing_hook([edit], clean[edit[-1].hook_name], copy=True)) for edit in edits]
-        return self._adapter.same_up_to_rounding(*self._adapter.run(torch.cat([tokens, tokens]), hooks))
+    def _predict(self, sites: Sequence[Site]) -> Tensor:
+        return self._patched([self._hook(site) for site in sites]) if sites else self._corrupted_prediction
+
+    def _hook(self, site: Site) -> tuple[str | Callable[..., Any], Callable[..., Any]]:
+        whole = (slice(None), slice(None), site)
+        return site.hook_name, replacing_hook([whole], self._clean_run[1][site.hook_name], copy=True)
 
     def _metric(self) -> tuple[str, Metric]:
         if self.metric is not None:
