@@ -27,9 +27,8 @@ from mechicl.training.state import RunState
 from tests.analysis.behaviour.test_losses import in_a_plain_loop
 from tests.scripts import ANALYSES, import_script
 
+
 # ---- out of distribution ----
-
-
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_descent_as_layers_is_clipped_where_the_model_is(scale):
     checkpoint = load_checkpoint("lsa-3l-looped")
@@ -81,8 +80,6 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
 
 
 # ---- clamps ----
-
-
 @pytest.mark.parametrize(
     ("losses", "step"), [([4, 3, 1, 1], 20), ([4, 1, 3, 1], 30), ([1, 1, 1, 1], 0), ([4, 1, 1, 3], None)]
 )

@@ -144,6 +144,7 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
             args, kwargs = _checked_call(plain, args, kwargs, undefined)
             return plain(*args, **kwargs)
 
+    check.is_checked = True  # type: ignore[attr-defined]
     return check
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from loky import ProcessPoolExecutor
-from loky.process_executor import BrokenProcessPool
 
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.work import Orders, Outcome, end_with, work
@@ -29,6 +27,9 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
     if n_workers == 1:
         yield lambda cells: ((cell, work(orders, cell)) for cell in cells)
         return
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
     try:
         pickled = cloudpickle.dumps(orders)
     except Exception as error:

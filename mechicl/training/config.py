@@ -205,8 +205,12 @@ class TrainingConfig:
 
     @property
     def eval_tasks(self) -> tuple[AnyTask, ...]:
-        """Distributions of held-out prompts; for `FixedTasks` the distribution that their tasks were drawn from."""
-        return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
+        """Distributions of held-out prompts.
+
+        For `FixedTasks` the distribution that their tasks were drawn from; for tables of varied sizes the largest.
+        """
+        varied = (task.replace(varied=False) if getattr(task, "varied", False) else task for task in self.tasks)
+        return tuple(task.task if isinstance(task, FixedTasks) else task for task in varied)
 
     @checked
     def learning_rate_at(self, step: Natural) -> float:

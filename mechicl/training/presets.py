@@ -5,7 +5,7 @@ Sections and figures without a paper's name are those of von Oswald et al. 2023.
 
 from typing import Any
 
-from mechicl.models import LSTMConfig, TransformerConfig
+from mechicl.models import LSTMConfig, TableConfig, TransformerConfig
 from mechicl.tasks import (
     DecisionTrees,
     FixedTasks,
@@ -16,6 +16,8 @@ from mechicl.tasks import (
     ReluNetworks,
     SineRegression,
     SparseLinearRegression,
+    TableClassification,
+    TableRegression,
     TaskPool,
 )
 from mechicl.training.config import TrainingConfig
@@ -197,6 +199,14 @@ def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> Tr
     return base.replace(model=base.model.replace(**model), **changes)
 
 
+_TABLE_SIZES: dict[str, Any] = {"x_dim": 4, "n_context": 128, "n_queries": 32, "varied": True, "missing": 0.1}
+_TABLES = TrainingConfig(
+    task=TableRegression(**_TABLE_SIZES),
+    model=TableConfig(x_dim=4, n_context=128, n_layers=3, n_heads=4, d_model=48),
+    steps=1500, batch_size=32, optimizer="soap", learning_rate=3e-3, schedule="cosine", warmup_steps=100,
+    gradient_clip=1.0, eval_every=250, eval_prompts=64, log_every=50, save_every=100, compile=False, routes="rule",
+)  # fmt: skip
+
 PRESETS: dict[str, TrainingConfig] = {
     "lsa-1l": _LSA,
     # Fig. 2, centre right: as many points as dimensions; initial weights of the deviation that A.12 prints, since from
@@ -297,6 +307,11 @@ PRESETS: dict[str, TrainingConfig] = {
     "pool-8192": _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
     "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
+    # many rows to predict in each table: a batch has a thousand targets
+    "table-regression": _TABLES,
+    "table-classification": _TABLES.replace(
+        task=TableClassification(**_TABLE_SIZES), model=_TABLES.model.replace(y_dim=3, predicts="classes")
+    ),
     **{f"{kind.replace('_', '-')}-1l": _replaced(_STATE_1L, {"attention": kind}) for kind in _STATEFUL},
     "delta-4l": _DELTA_4L,
     "gated-linear-4l": _replaced(_CONVOLVED_4L, {"attention": "gated_linear"}),

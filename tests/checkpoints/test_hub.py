@@ -135,18 +135,15 @@ def test_downloaded_files_are_not_trusted(hub: Hub, folder: Path):
         _ = load_checkpoint("hf://you/task").task
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda folder: load("hf://me/none"), "no repository 'me/none' on the hub"),
-        (lambda folder: load("hf://me/some@v9"), "me/some has no revision 'v9'"),
-        (lambda folder: load("hf://some"), "'hf://some' is not a repository of the hub: write hf://owner/name"),
-        (lambda folder: push(folder, "me/mine"), "me/mine could not be written to"),
-        (lambda folder: push(folder, "mine"), "'mine' is not a repository"),
-        (lambda folder: push("nothing", "me/mine"), "no checkpoint 'nothing'"),
-        (lambda folder: save("hf://me/mine", HookedTransformer(CFG)), r"then push\(folder, 'me/mine'\)"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda folder: load("hf://me/none"), "no repository 'me/none' on the hub"),
+    (lambda folder: load("hf://me/some@v9"), "me/some has no revision 'v9'"),
+    (lambda folder: load("hf://some"), "'hf://some' is not a repository of the hub: write hf://owner/name"),
+    (lambda folder: push(folder, "me/mine"), "me/mine could not be written to"),
+    (lambda folder: push(folder, "mine"), "'mine' is not a repository"),
+    (lambda folder: push("nothing", "me/mine"), "no checkpoint 'nothing'"),
+    (lambda folder: save("hf://me/mine", HookedTransformer(CFG)), r"then push\(folder, 'me/mine'\)"),
+])  # fmt: skip
 def test_missing_and_unwritable_repositories(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, call, message):
     hub.commit("me/some", files(folder))
     if "written" in message:

@@ -43,36 +43,30 @@ SHOTS = Shots(
 )
 
 
-@pytest.mark.parametrize(
-    "unusual",
-    [
-        lambda a: np.broadcast_to(a[:1], a.shape),  # read-only
-        lambda a: a[::-1],  # an axis reversed
-        lambda a: a.astype(">f8"),  # a foreign byte order, on most machines
-        np.asfortranarray,
-    ],
-)
+@pytest.mark.parametrize("unusual", [
+    lambda a: np.broadcast_to(a[:1], a.shape),  # read-only
+    lambda a: a[::-1],  # an axis reversed
+    lambda a: a.astype(">f8"),  # a foreign byte order, on most machines
+    np.asfortranarray,
+])  # fmt: skip
 def test_numpy_arrays_of_any_memory_layout_keep_their_values(unusual):
     xs = unusual(np.arange(24.0).reshape(2, 3, 4))
     assert Prompts(xs, np.zeros((2, 3, 1))).xs.tolist() == xs.tolist()
 
 
-@pytest.mark.parametrize(
-    ("index", "rows"),
-    [
-        (slice(1, 3), [1, 2]),
-        (slice(None, None, 2), [0, 2, 4]),
-        (slice(7, 9), []),
-        ([3, 0, 3], [3, 0, 3]),
-        ((0, 1), [0, 1]),  # not the two axes
-        (range(2, 4), [2, 3]),
-        ([], []),
-        (torch.tensor([-1, 2]), [4, 2]),
-        (torch.tensor([False, True, False, False, True]), [1, 4]),
-        (np.array([4, 1]), [4, 1]),
-        (np.array([False, True, False, False, True]), [1, 4]),
-    ],
-)
+@pytest.mark.parametrize(("index", "rows"), [
+    (slice(1, 3), [1, 2]),
+    (slice(None, None, 2), [0, 2, 4]),
+    (slice(7, 9), []),
+    ([3, 0, 3], [3, 0, 3]),
+    ((0, 1), [0, 1]),  # not the two axes
+    (range(2, 4), [2, 3]),
+    ([], []),
+    (torch.tensor([-1, 2]), [4, 2]),
+    (torch.tensor([False, True, False, False, True]), [1, 4]),
+    (np.array([4, 1]), [4, 1]),
+    (np.array([False, True, False, False, True]), [1, 4]),
+])  # fmt: skip
 def test_batches_are_picked_by_slice_indices_or_mask(index, rows):
     prompts = counting(n_prompts=5)
     tokens = TokenSequences(torch.arange(20).view(5, 4), torch.arange(4).ge(2).expand(5, 4))

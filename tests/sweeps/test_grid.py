@@ -142,36 +142,33 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
 
 
 # ---- errors ----
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
-        (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
-        *((lambda over=over: read_axes(over), named) for over, named in [
-            ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
-            ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),
-            ({"a": (1, True)}, "a has a value twice"), ({"a": (1, 1.0)}, "a has a value twice"),
-            ({"loss": (1,)}, "table has a column"), ({"seeds": (0, 1)}, "'seeds' cannot be an axis: write seed"),
-        ]),
-        *((lambda changes=changes: change(TrainingConfig(), changes), named) for changes, named in [
-            ({"stepz": 3}, "no field 'stepz'; it has .*steps"),
-            ({"model.layers": 3}, r"model \(TransformerConfig\) has no field 'layers'"),
-            ({"task.n_tasks": 3}, r"task \(LinearRegression\) has no field 'n_tasks'"),
-            ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
-        ]),
-        *((lambda over=over: Sweep(BASE, over), named) for over, named in [
-            ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
-            ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
-            ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
-            ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
-        ]),
-        (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
-        (lambda: Sweep(BASE, {}, together=0), "together must be"),
-        (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
-        (lambda: ready_table("dept", "dept.csv"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
-        (lambda: ready_table("depth", "nowhere.csv"), "does not exist: train the sweep 'depth'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
+    (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
+    *((lambda over=over: read_axes(over), named) for over, named in [
+        ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
+        ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),
+        ({"a": (1, True)}, "a has a value twice"), ({"a": (1, 1.0)}, "a has a value twice"),
+        ({"loss": (1,)}, "table has a column"), ({"seeds": (0, 1)}, "'seeds' cannot be an axis: write seed"),
+    ]),
+    *((lambda changes=changes: change(TrainingConfig(), changes), named) for changes, named in [
+        ({"stepz": 3}, "no field 'stepz'; it has .*steps"),
+        ({"model.layers": 3}, r"model \(TransformerConfig\) has no field 'layers'"),
+        ({"task.n_tasks": 3}, r"task \(LinearRegression\) has no field 'n_tasks'"),
+        ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
+    ]),
+    *((lambda over=over: Sweep(BASE, over), named) for over, named in [
+        ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
+        ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
+        ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
+        ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
+    ]),
+    (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
+    (lambda: Sweep(BASE, {}, together=0), "together must be"),
+    (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
+    (lambda: ready_table("dept", "dept.csv"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
+    (lambda: ready_table("depth", "nowhere.csv"), "does not exist: train the sweep 'depth'"),
+])  # fmt: skip
 def test_errors_name_the_axis_or_the_combination(call, named):
     with pytest.raises((ValueError, KeyError, FileNotFoundError), match=named):
         call()

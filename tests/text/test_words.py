@@ -237,20 +237,17 @@ class _Characters:
         self.input_ids = [ord(letter) for letter in text]
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: WordTask("t", (("a", "b"),)), "two pairs"),
-        (lambda: WordTask("t", (("a", "b"), ("a", "c"))), "unique"),
-        (lambda: WordTask("t", (("a", "b"), ("c", " "))), "blank"),
-        (lambda: WordTask("t", (("a", "b"), ("c", "d")), template="{output} {input}"), "template"),
-        (lambda: word_prompts(TOKENIZER, "nothing"), "task"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=500), "n_shots=500"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=1, labels="shuffled"), "n_shots=1"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", other="plural"), "other"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),  # type: ignore[arg-type]
-    ],
-)
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: WordTask("t", (("a", "b"),)), "two pairs"),
+    (lambda: WordTask("t", (("a", "b"), ("a", "c"))), "unique"),
+    (lambda: WordTask("t", (("a", "b"), ("c", " "))), "blank"),
+    (lambda: WordTask("t", (("a", "b"), ("c", "d")), template="{output} {input}"), "template"),
+    (lambda: word_prompts(TOKENIZER, "nothing"), "task"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=500), "n_shots=500"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=1, labels="shuffled"), "n_shots=1"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", other="plural"), "other"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),  # type: ignore[arg-type]
+])  # fmt: skip
 def test_errors(call, named):
     with pytest.raises(ValueError, match=named):
         call()

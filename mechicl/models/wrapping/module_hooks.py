@@ -97,6 +97,10 @@ class HookPlace:
             expected = ["prompt", "pos", "d_model" if axes == BY_POS else "n_heads * d_head"]
         if not self.batch_first and "key" not in axes:
             expected[:2] = expected[1::-1]
+        if (
+            axes == BY_POS and activation.ndim == 4 and self.batch_first
+        ):  # cells of a table: [prompt row column d_model]
+            return activation
         per_head = self.n_heads if axes != BY_POS and "key" not in axes and self.joint is None else None
         if activation.ndim != len(expected) or (per_head and activation.shape[-1] % per_head):
             raise ValueError(

@@ -65,7 +65,9 @@ def wrap(
         decode: a function of the module's output that returns predictions: `[prompt y]` of the query, or
             `[prompt point y]` of every point. By default the output itself, at the points if it has positions.
         layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
-            stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
+            stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`. A module
+            of tables may have streams `[prompt row column d_model]`: positions are rows, and `patch` and `ablate` take
+            the components "cell_pre" and "cell_post" of single columns.
         attention: sub-modules that return the attention's update of the stream (`blocks.{l}.hook_attn_out`), or a
             mapping with some of the following. `nn.MultiheadAttention` is opened entirely without further names.
 
