@@ -52,8 +52,16 @@ function setOptions(select, options, value) {
   select.value = value;
 }
 
+/** The runs by name: clean, corrupted, and patched, or A and B. */
+function runsOf({ side, results }) {
+  const now = results[side];
+  const runs = { clean: { prediction: now.clean_prediction, metric: now.clean_metric },
+                 corrupted: { prediction: now.corrupted_prediction, metric: now.corrupted_metric } };
+  return comparing(results) ? { ...runs, ...results } : { ...runs, patched: now };
+}
+
 /** A number line with a mark for each run: of predictions that are single numbers, otherwise of the metric. */
-function numberLine({ target, runs, metric_name }, width) {
+function numberLine({ target, metric_name }, runs, width) {
   const single = target?.length === 1;
   const title = single ? "prediction for the query" : metric_name;
   const points = single ? { target: target[0] } : {};
@@ -422,17 +430,17 @@ function render({ model, el }) {
     }
     metric.textContent = state.metric_name;
     runs.replaceChildren(
-      ...Object.entries(state.runs).map(([name, { prediction, metric: value }]) => {
+      ...Object.entries(runsOf(state)).map(([name, run]) => {
         const swatch = make("span", { className: "swatch" });
         swatch.style.background = `var(--${name})`;
-        const way = (kind) => make("td", { className: "way", textContent: name in state.recovered ? percent(state.recovered[name][kind]) : "" });
+        const way = (share) => make("td", { className: "way", textContent: "recovered" in run ? percent(share) : "" });
         return make("tr", { "data-run": name },
           make("th", { scope: "row" }, swatch, name),
-          make("td", { className: "prediction", textContent: digits(prediction) }), way("prediction"),
-          make("td", { className: "metric", textContent: digits(value) }), way("metric"));
+          make("td", { className: "prediction", textContent: digits(run.prediction) }), way(state.target && run.prediction_recovered),
+          make("td", { className: "metric", textContent: digits(run.metric) }), way(run.recovered));
       })
     );
-    scale.replaceChildren(numberLine(state, scale.clientWidth || 480));
+    scale.replaceChildren(numberLine(state, runsOf(state), scale.clientWidth || 480));
     code.textContent = state.code;
     error.textContent = state.error;
   }

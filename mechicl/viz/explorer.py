@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mechicl.analysis.interventions.session import PatchingSession
+from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
 from mechicl.statistics.results import largest
@@ -153,7 +153,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         where = {"query": pos} if axes_of(self.component) == BY_KEY else {"pos": pos}
         return Site(self.component, layer, head=self.head, **where)
 
-    # ---- what is computed after the answer to a click: the browser asks for one piece at a time ----
+    # ---- what is computed after the answer to a click: the browser requests one piece at a time ----
 
     @property
     def _sweep(self) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class PatchingExplorer(anywidget.AnyWidget):
                 site = self._unchecked.pop(0)
                 self._reasons[site] = self.session.why_no_effect(site)
             elif self.preview and sweep[1] is not None:
-                sweep[0] += [(layer, pos, _finite(effect)) for layer, pos, effect in next(sweep[1])]
+                sweep[0] += [(layer, pos, self._plain(effect)) for layer, pos, effect in next(sweep[1])]
         except StopIteration:
             sweep[1] = None
         except Exception as error:
@@ -184,12 +184,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         }
 
     def _displayed(self) -> dict[str, Any]:
-        session, results = self.session, {side: each.result() for side, each in self.sessions.items()}
-        patched = results if len(results) > 1 else {"patched": results[self.side]}
-        now, target = results[self.side], session.target
-        runs = {"clean": (now.clean_prediction, now.clean_metric),
-                "corrupted": (now.corrupted_prediction, now.corrupted_metric),
-                **{name: (result.prediction, result.metric) for name, result in patched.items()}}  # fmt: skip
+        session = self.session
         return {
             "n_layers": session.n_layers,
             "labels": session.labels,
@@ -206,31 +201,23 @@ class PatchingExplorer(anywidget.AnyWidget):
             "can_undo": session.can_undo,
             "can_redo": session.can_redo,
             "metric_name": session.metric_name,
-            "target": None if target is None else [_finite(value) for value in target.tolist()],
-            "runs": {
-                name: {"prediction": self._plain(prediction), "metric": _finite(metric)}
-                for name, (prediction, metric) in runs.items()
-            },
-            "recovered": {
-                name: {
-                    "prediction": None if target is None else _finite(result.prediction_recovered),
-                    "metric": _finite(result.recovered),
-                }
-                for name, result in patched.items()
-            },
+            "target": self._plain(session.target),
+            "results": {side: self._numbers(each.result()) for side, each in self.sessions.items()},
             "code": session.code(),
             "error": "",
         }
 
-    def _plain(self, prediction: Tensor) -> list[float | None] | str:
-        """Return a prediction as numbers, or the three best tokens as text."""
+    def _numbers(self, result: SessionResult) -> dict[str, Any]:
+        shares = {"recovered": result.recovered, "prediction_recovered": result.prediction_recovered}
+        return {name: self._plain(value) for name, value in (vars(result) | shares).items()}
+
+    def _plain(self, value: Any) -> Any:
+        """Return a number, numbers of a prediction, or of logits the three best tokens as text; None if not finite."""
+        if not isinstance(value, Tensor):
+            return value if value is not None and abs(value) < float("inf") else None
         if self.session.target is not None:
-            return [_finite(value) for value in prediction.tolist()]
-        ids, tie = largest(prediction, 3)
+            return [self._plain(each) for each in value.tolist()]
+        ids, tie = largest(value, 3)
         names = self.session.token_names([int(i) for i in ids])
-        best = [f"{name} ({prediction[i].item():.3g})" for i, name in zip(ids, names, strict=True)]
+        best = [f"{name} ({value[i].item():.3g})" for i, name in zip(ids, names, strict=True)]
         return ", ".join([*best, *([tie] if tie else [])])
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

@@ -103,7 +103,7 @@ def click(explorer: PatchingExplorer, *cells: tuple[int, int]) -> dict:
 
 
 def patched(explorer: PatchingExplorer) -> float:
-    (prediction,) = explorer.state["runs"]["patched"]["prediction"]
+    (prediction,) = explorer.state["results"]["A"]["prediction"]
     return prediction
 
 
@@ -122,15 +122,16 @@ def test_a_click_patches_and_the_same_click_removes_the_patch():
     site = Site("z", 1, pos=8, head=1)
     assert explorer.session.interventions == (site,)
     result = explorer.session.result()
-    assert patched(explorer) == result.prediction.item() != before["runs"]["patched"]["prediction"][0]
+    assert patched(explorer) == result.prediction.item() != before["results"]["A"]["prediction"][0]
     assert state["target"] == explorer.session.clean.query.ys[0].tolist()
-    assert state["recovered"] == {"patched": {"prediction": result.prediction_recovered, "metric": result.recovered}}
+    assert state["results"]["A"]["prediction_recovered"] == result.prediction_recovered
+    assert state["results"]["A"]["recovered"] == result.recovered
     way = (result.prediction - result.corrupted_prediction) / (result.clean_prediction - result.corrupted_prediction)
     assert result.prediction_recovered == pytest.approx(way.item(), rel=1e-5)
     assert result.prediction_recovered != pytest.approx(result.recovered, abs=0.01)
     assert [p["words"] for p in state["sides"]["A"]] == [str(site)]
     assert 'from_clean("blocks.1.attn.hook_z", 8, 1)' in state["code"]
-    assert click(explorer, (1, 8))["runs"] == before["runs"]
+    assert click(explorer, (1, 8))["results"] == before["results"]
 
 
 def test_undo_redo_clear_and_removal():
@@ -176,13 +177,13 @@ def test_two_sets_of_patches_are_compared():
     state = send(explorer, "compare")  # B starts as a copy of A
     assert state["side"] == "B"
     assert state["sides"]["A"] == state["sides"]["B"]
-    assert list(state["runs"]) == ["clean", "corrupted", "A", "B"]
+    assert state["results"]["A"] == state["results"]["B"]
     state = click(explorer, (1, 8))
     both = PatchingSession(explorer.session.model, explorer.session.clean, explorer.session.corrupted)
     both.toggle(Site("resid_post", 0, pos=8), Site("resid_post", 1, pos=8))
-    assert state["runs"]["A"]["prediction"] == [one]
-    assert state["runs"]["B"]["prediction"] == both.result().prediction.tolist()
-    assert state["recovered"]["B"]["metric"] == both.result().recovered
+    assert state["results"]["A"]["prediction"] == [one]
+    assert state["results"]["B"]["prediction"] == both.result().prediction.tolist()
+    assert state["results"]["B"]["recovered"] == both.result().recovered
     send(explorer, "clean", prompt=2)
     assert {each.clean_prompt for each in explorer.sessions.values()} == {2}
     send(explorer, "undo")
@@ -300,7 +301,9 @@ def test_prompts_are_chosen_and_all_runs_follow():
     model, session = explorer.session.model, explorer.session
     expected = model.predict(session.clean)[2], model.predict(session.corrupted)[1]
     for name, prediction in zip(("clean", "corrupted"), expected, strict=True):
-        assert state["runs"][name]["prediction"] == pytest.approx(prediction.tolist(), rel=1e-4)  # another route
+        assert state["results"]["A"][f"{name}_prediction"] == pytest.approx(
+            prediction.tolist(), rel=1e-4
+        )  # another route
     assert state["prompts"] == {"clean": [2, 3], "corrupted": [1, 3]}
 
 
@@ -314,10 +317,10 @@ def test_patterns_are_patched_by_query_position():
 
 def test_errors_are_displayed_until_the_next_action():
     explorer = explorer_of(regression())
-    before = explorer.state["runs"]
+    before = explorer.state["results"]
     state = click(explorer, (1, 9))
     assert "pos must be 0 to 8" in state["error"]
-    assert state["runs"] == before
+    assert state["results"] == before
     assert click(explorer, (1, 8))["error"] == ""
     explorer.session.model.train()
     assert "call model.eval()" in send(explorer, "undo")["error"]
@@ -342,7 +345,7 @@ class Letters:
 def test_several_targets_and_tokens_are_compared_by_their_metric():
     explorer = explorer_of(regression(y_dim=2))
     assert explorer.state["metric_name"] == "squared error"
-    assert len(explorer.state["runs"]["patched"]["prediction"]) == len(explorer.state["target"]) == 2
+    assert len(explorer.state["results"]["A"]["prediction"]) == len(explorer.state["target"]) == 2
     cfg = TransformerConfig(
         prompt_format="token_ids", d_vocab=5, n_ctx=4, n_heads=2, d_model=16, d_head=8, attention="softmax",
         keys="causal",
@@ -350,11 +353,11 @@ def test_several_targets_and_tokens_are_compared_by_their_metric():
     ids, model = torch.tensor([[0, 1, 2, 4], [3, 2, 1, 4]]), HookedTransformer(cfg).eval()
     state = PatchingExplorer(PatchingSession(model, ids[:1], ids[1:])).state
     assert state["metric_name"] == "logit difference"
-    assert state["runs"]["clean"]["prediction"].split(" ")[0] in "01234"
+    assert state["results"]["A"]["clean_prediction"].split(" ")[0] in "01234"
     assert state["labels"] == ["0/3", "1/2", "2/1", "4"]
     model.tokenizer = Letters()
     state = PatchingExplorer(PatchingSession(model, ids[:1], ids[1:])).state
-    assert state["runs"]["clean"]["prediction"].split(" ")[0] in "abcd⏎"
+    assert state["results"]["A"]["clean_prediction"].split(" ")[0] in "abcd⏎"
     assert state["labels"] == ["a/d", "b/c", "c/b", "⏎"]
 
 
@@ -363,8 +366,8 @@ def test_numbers_that_are_not_finite_do_not_break_the_display():
         return predictions[:, 0] / 0
 
     state = explorer_of(regression(y_dim=2), metric=infinite).state
-    assert {run["metric"] for run in state["runs"].values()} == {None}
-    assert state["recovered"]["patched"]["metric"] is None
+    numbers = state["results"]["A"]
+    assert [numbers[name] for name in ("metric", "clean_metric", "corrupted_metric", "recovered")] == [None] * 4
 
 
 def test_a_picture_shows_the_state_of_the_widget_and_escapes_labels(browser: Browser):

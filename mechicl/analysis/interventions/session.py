@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
-from mechicl.analysis.interventions.patching import encode_pair, make_experiment, make_grid
-from mechicl.analysis.interventions.runs import record_within, replacing_hook
+from mechicl.analysis.interventions.patching import make_experiment, make_grid
+from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
 from mechicl.base.threads import holding, holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
@@ -270,13 +270,13 @@ class PatchingSession:
             raise ValueError(f"clean and corrupted run have the same {self.metric_name}: shares of it are undefined")
         axes = {"layer": None, "query" if axes_of(component) == BY_KEY else "pos": None}
         with holding(self.model):
-            adapter, into, source = encode_pair(
-                self.model, self._clean_part, self._corrupted_part, "denoising", "query"
-            )
-            experiment = make_experiment(adapter, into, into, dict([self._metric()]))
-            grid = make_grid(adapter, into, component, axes | ({} if head is None else {"head": [head]}))
-            values, cells = record_within(adapter, source, grid.hook_names, experiment.budget), grid.cells()
+            tokens, (_, values) = self._adapter.encode(self._corrupted_part), self._clean_run
+            experiment = make_experiment(self._adapter, tokens, tokens, dict([self._metric()]))
+            cells = make_grid(
+                self._adapter, tokens, component, axes | ({} if head is None else {"head": [head]})
+            ).cells()
             baseline = experiment.run_baseline(len(cells), values)
+            values = {site.hook_name: values[site.hook_name] for (site,) in cells}
         while cells:
             started = time.perf_counter()
             with holding(self.model):
