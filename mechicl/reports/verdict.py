@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -84,6 +84,10 @@ class Verdict:
     numbers: dict[str, Any] = field(default_factory=dict)  # the numbers behind the sentences, as plain data
     facts: Sequence[Fact] = ()  # the first three are next to the picture
     kind: str = ""  # a sentence on the kind of learner
+
+    def named(self, name: str) -> "Verdict":
+        """Name the model in the headline, which a reader sees alone."""
+        return replace(self, headline=re.sub(r"\b[Ii]t\b", name, self.headline, count=1))
 
     def section(self) -> Section:
         """Return a page's first screen: the answer, a picture, three facts, what was not tested, and folded text."""

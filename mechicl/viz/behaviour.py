@@ -44,8 +44,15 @@ def identified_filters(result: Identification) -> go.Figure:
 def identified_families(result: Identification) -> go.Figure:
     """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
-    x_title = "squared distance / squared predictions"
-    return draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
+    x_title = "share of the model's squared predictions left unexplained"
+    fig = draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
+    positive = [each.mean for each in distances if each.mean > 0]
+    if not positive:
+        return fig
+    axis = draw.share_axis(
+        math.log10(min(positive) / 2), math.log10(max(1.0, *(each.high for each in distances)) * 1.5)
+    )
+    return fig.update_xaxes(axis, tickmode="array")
 
 
 def fingerprint_figure(result: Fingerprint) -> go.Figure:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -57,7 +56,7 @@ def verdict_figure(
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
         )  # fmt: skip
     ends = math.log10(max(_FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
-    fig.update_xaxes(**_share_axis(ends))
+    fig.update_xaxes(**draw.share_axis(*ends))
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
     order = {"categoryorder": "array", "categoryarray": [draw.literal(each.name) for each in shown]}
     fig.update_yaxes(range=[bottom, -0.5], type="category", **order)
@@ -73,8 +72,3 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
     return fig.update_xaxes(type="category").update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
-
-
-def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
-    ticks = [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
-    return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}

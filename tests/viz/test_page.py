@@ -36,7 +36,8 @@ def test_the_opening_is_above_the_links_and_escaped_and_backticks_mark_code():
     html = page("title", "lead", [section], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
     assert "<script>alert" not in html
     code = "<p><code>a &lt; b</code> and <code>c</code></p>"
-    assert html.index("<p>lead</p>") < html.index("<b>answer</b>") < html.index("<nav>") < html.index(code)
+    assert html.index("<b>answer</b>") < html.index("<p>lead</p>") < html.index("<nav>") < html.index(code)
+    assert html.count("<h1>") == 1
     assert 'href="#opening"' not in html
     assert 'id="opening"' not in page("title", "lead", [])
 
