@@ -249,16 +249,16 @@ def _verdict(
     facts = [
         (percent(right["true"]), f"accuracy on {task} after {shots} examples; {percent(right['shuffled'])} if their "
          "labels are shuffled"),
-        (_points(gain), f"probability of the right answer, if the outputs of its {n} strongest heads are added to "
-         "prompts without examples"),
-        (_points(lost[FUNCTION]), f"probability of the right answer without these {n} heads"),
+        (_points(gain), f"for the right answer, if the outputs of its {n} strongest heads are added to prompts without "
+         "examples"),
+        (_points(lost[FUNCTION]), f"for the right answer without these {n} heads"),
     ]  # fmt: skip
     return Verdict(title, sentences, in_context_figure(scores, vector), facts=facts)
 
 
 def _points(change: Interval) -> str:
     """Format a change of a probability in percentage points."""
-    return f"{100 * change.mean:+.0f} ± {100 * change.half_width:.0f} points"
+    return f"{100 * change.mean:+.0f} ± {100 * change.half_width:.0f} points".replace("-", "−")
 
 
 def _sections(

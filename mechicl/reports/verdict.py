@@ -220,9 +220,9 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         "n_prompts": distance.n,
     }
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
-    more = f"; {learner_phrase(unlike.name)} leaves {percent(identified.distance(unlike).mean)}" if unlike else ""
+    more = f" ({learner_phrase(unlike.name)}: {percent(identified.distance(unlike).mean)})" if unlike else ""
     belief = "that it is none of the algorithms tried" if not is_named else "in the name of its family of algorithms"
-    share = f"of its predictions are not explained by {name}{more}"
+    share = f"of its predictions unexplained by {name}{more}"
     facts = [(percent(distance), share), (sure, f"confidence {belief}")]
     return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)
 

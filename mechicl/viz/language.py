@@ -16,7 +16,10 @@ PERCENT = ".0%"  # of axes of accuracies and probabilities
 def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figure:
     """Draw the accuracy by demonstrations over all tasks, and the effects of all heads with the strongest named."""
     task = vector.task.replace("_", " ")
-    names = ["Accuracy by number of demonstrations", f"Effect of each head on the answer's probability, {task}"]
+    values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
+    bound = float(values.abs().max()) or 1.0
+    effects = f"Effect of each head on the answer's probability, {task} (darkest: {100 * bound:.1f} points)"
+    names = ["Accuracy by number of demonstrations", effects]
     fig = draw.panels("", names, horizontal_spacing=0.16)
     labels = [f"{label} labels" for label in scores.labels]
     for k, (name, color) in enumerate(zip(labels, draw.colors_for(labels), strict=True)):
@@ -24,8 +27,7 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
         draw.add_intervals(fig, list(scores.shots), means, name, color, place=draw.panel(0, 2))
     fig.update_xaxes(title_text="demonstrations", tickvals=list(scores.shots), **draw.panel(0, 2))
     fig.update_yaxes(range=[-0.02, 1.02], tickformat=PERCENT, **draw.panel(0, 2))
-    values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
-    look = {"colorbar": draw.color_bar("", tickformat=".1%"), **draw.signed_scale(float(values.abs().max()) or 1.0)}
+    look = {"showscale": False, **draw.signed_scale(bound)}
     heads, layers = map(range, values.shape)
     draw.add_heatmap(fig, values, layers, heads, "head %{x}.%{y}: %{z:.2%}", place=draw.panel(1, 2), **look)
     named: list[tuple[int, int]] = []

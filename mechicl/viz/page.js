@@ -40,7 +40,7 @@ function labels(data, panel, letter) { // texts at the ticks of an axis of names
 
 const longest = (texts) => Math.max(0, ...texts.map((text) => text.length)) * LETTER;
 
-function fitted(figure, room) {
+function fitted(figure, room, first) {
   const width = Math.max(room, figure.layout.meta?.least ?? 0); // pixels that a drawing needs: it scrolls
   const layout = structuredClone(figure.layout), data = figure.data.map((trace) => ({ ...trace }));
   const margin = { l: 80, r: 80, t: 100, b: 80, ...layout.margin }, height = layout.height ?? 450;
@@ -72,9 +72,10 @@ function fitted(figure, room) {
 
   // texts
   layout.font = { ...layout.font, size: 12 };
+  layout.annotations ??= [];
   const title = broken(titleOf(layout), (width - 20) * 0.85);
   layout.title = { ...layout.title, text: title, font: { size: 15 }, x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", pad: { t: 12, l: 4 } };
-  const notes = (layout.annotations ?? []).filter((note) => note.xref === "paper" && note.yref === "paper");
+  const notes = layout.annotations.filter((note) => note.xref === "paper" && note.yref === "paper");
   const home = new Map(notes.map((note) => {
     const away = ({ left, up }) => Math.max(left[0] - note.x, note.x - left[1], 0) + Math.max(up[0] - note.y, note.y - up[1], 0);
     return [note, panels.reduce((best, panel) => (away(panel) < away(best) ? panel : best))];
@@ -84,19 +85,22 @@ function fitted(figure, room) {
     .map((note) => numberOfLines(note.text)));
   const high = panels.map((panel, i) => {
     const { x, y, up } = panel, long = inside[i] && named[i] > wide;
-    const own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (long ? 1.8 : inside[i] ? 1.35 : 1);
+    const own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (long ? 1.8 : inside[i] ? 1.35 : 1) * (first && room < 600 ? 0.65 : 1);
     retitle(x, broken(titleOf(x), wide));
     retitle(y, broken(titleOf(y), own * 0.95));
     for (const axis of [x, y]) if (axis.matches || axis.showticklabels === false) axis.showticklabels = true;
-    if (inside[i]) Object.assign(y, { ticklabelposition: "inside top", ticks: "" });
-    if (long) {
-      y.tickvals ??= [...new Set(labels(data, panel, "y"))];
-      y.ticktext = (y.ticktext ?? y.tickvals).map((text) => broken(text, wide * 0.95));
+    if (inside[i]) {
+      Object.assign(y, { showticklabels: false, ticks: "" });
+      const [across, along] = [x.anchor ? panel.name : "x", (x.anchor ?? "y")];
+      for (const name of new Set(labels(data, panel, "y"))) layout.annotations.push({
+        xref: `${across} domain`, x: 0, xanchor: "left", yref: along, y: name, yanchor: "bottom", yshift: 4, align: "left",
+        text: broken(name, wide * 0.95), showarrow: false, borderpad: 0, font: { size: 11 },
+      });
     }
     return own;
   });
   const below = panels.map((panel) => {
-    const names = labels(data, panel, "x"), turned = longest(names) > wide / Math.max(1, new Set(names).size);
+    const names = labels(data, panel, "x"), turned = 0.85 * longest(names) > wide / Math.max(1, new Set(names).size);
     const title = numberOfLines(titleOf(panel.x));
     panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : 0) + (title ? 12 + LINE * title : 0);
     return panel.under + (bars.has(panel) ? 76 : 0);
@@ -159,7 +163,7 @@ function drawAll() {
     const width = place.clientWidth;
     if (!width || place.dataset.width === String(width)) return; // folded, or drawn at this width
     place.dataset.width = width;
-    const { data, layout } = fitted(FIGURES[i], width);
+    const { data, layout } = fitted(FIGURES[i], width, place.closest("#opening") !== null);
     if (!place.querySelector(".main-svg")) place.replaceChildren(); // the still picture
     place.style.height = `${layout.height ?? 450}px`;
     Plotly.react(place, data, layout, { displaylogo: false, responsive: true, displayModeBar: touch ? false : "hover" });

@@ -75,7 +75,7 @@ def stills(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_figure_is_drawn_when_the_page_is_loaded_and_links_to_sections_work(tmp_path: Path, browser: Browser):
     html = many()
     assert len(html.encode()) < 8e6
-    assert html.count("Plotly.newPlot(place") == 1
+    assert html.count("Plotly.react(place") == 1
     shown = opened(browser, tmp_path, html, anchor="#s15")
     assert drawn(shown) == [f"figure{i}" for i in range(TALL)]
     box = shown.locator("#s15").bounding_box()
