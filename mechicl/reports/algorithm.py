@@ -30,8 +30,7 @@ from mechicl.reports.verdict import (
     which_algorithm,
 )
 from mechicl.statistics import Interval, ratio_interval
-from mechicl.viz.behaviour import identified_filters
-from mechicl.viz.verdict import verdict_figure
+from mechicl.viz.behaviour import identified_filters, verdict_figure
 
 N_IDENTIFY = 1024  # prompts to fit families on, and to rank them on
 N_UNTRAINED = 256  # prompts for the untrained network

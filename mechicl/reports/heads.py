@@ -11,7 +11,7 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import percent
 from mechicl.statistics import Interval, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 N_PROMPTS, N_FEWEST = 64, 8
 N_MEASURED = 256  # other prompts, on which the components chosen among many are measured

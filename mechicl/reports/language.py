@@ -31,9 +31,9 @@ from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.rows import Row, percent
 from mechicl.reports.verdict import NOT_TESTED, Verdict
 from mechicl.statistics import Interval, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 from mechicl.text import WORD_TASKS, word_prompts
-from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves, in_context_figure
+from mechicl.viz.interventions import ablation_bars, curves_by_layer, few_shot_curves, in_context_figure
 
 SHOTS, VECTOR = "Few-shot accuracy", "Function vector"  # titles of sections
 FUNCTION, INDUCTION = "function-vector heads", "induction heads"

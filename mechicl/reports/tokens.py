@@ -34,7 +34,7 @@ from mechicl.reports.rows import Row
 from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, agreement_with_papers, has_learned
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
-from mechicl.viz.verdict import score_bars
+from mechicl.viz.behaviour import score_bars
 
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32

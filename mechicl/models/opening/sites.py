@@ -15,6 +15,9 @@ BY_HEAD = ("pos", "head")
 BY_STATE = ("head", "pos")
 BY_KEY = ("head", "query", "key")
 BY_NEURON = ("pos", "neuron")
+BY_CELL = ("pos", "column")
+OF_TABLES = ("q", "k", "v", "z", "attn_scores", "pattern")
+"""Components of each of the two attentions of a model of tables, with "col_" or "row_" before them."""
 AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp_in"), BY_POS),
     **dict.fromkeys(("q", "k", "v", "z", "result", "attn_in", "q_input", "k_input", "v_input"), BY_HEAD),
@@ -22,9 +25,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "state": BY_STATE,
     **dict.fromkeys(("attn_scores", "pattern"), BY_KEY),
     **dict.fromkeys(("pre", "post"), BY_NEURON),
+    **dict.fromkeys(("cell_pre", "cell_mid", "cell_post", "col_attn_out", "row_attn_out", "cell_mlp_out"), BY_CELL),
+    **{f"{over}_{name}": (*BY_CELL, "head") for over in ("col", "row") for name in OF_TABLES[:4]},
+    **{f"col_{name}": ("pos", *BY_KEY) for name in OF_TABLES[4:]},
+    **{f"row_{name}": ("column", *BY_KEY) for name in OF_TABLES[4:]},
 }
 """The axes of each component's activation between `prompt` and its features: `pos`, `head`, of a pattern the `query`
-and `key` positions, and of an MLP's hidden layer the `neuron`."""
+and `key` positions, and of an MLP's hidden layer the `neuron`. In models of tables `pos` is the row, `cell_...` is the
+stream (or the MLP's output) with an axis for its `column`, and the query and key are columns or rows."""
 
 ON_REQUEST = {
     "hook_result": "set_use_attn_result",
@@ -46,13 +54,15 @@ class Site:
             "attn_scores", "pattern", "pre" or "post" (an MLP's hidden layer before and after its activation function);
             in recurrent layers "gate" and "step"; if the model computes them, "state" (of a recurrent layer's head),
             "result", and the inputs from the stream "attn_in", "q_input", "k_input", "v_input" (of each head),
-            "mlp_in".
+            "mlp_in". In models of tables "cell_pre", "cell_mid", "cell_post", "cell_mlp_out", and for the attention
+            between columns "col_attn_out", "col_z", "col_pattern", ..., between rows "row_attn_out", "row_z", ...
         layer: number of the layer.
-        pos: position; not for scores and patterns.
+        pos: position, in models of tables the row; not for scores and patterns.
         head: head, for parts of the attention.
         query: query position, for scores and patterns.
         key: key position, for scores and patterns.
         neuron: neuron, for "pre" and "post".
+        column: column of a table, the label's last.
 
     Example:
         >>> Site("z", layer=3, pos=40, head=1).hook_name
@@ -66,11 +76,14 @@ class Site:
     query: int | None = None
     key: int | None = None
     neuron: int | None = None
+    column: int | None = None
 
     def __post_init__(self):
         check_fields(self)
         axes = axes_of(self.component)
-        named = [axis for axis in ("pos", "head", "query", "key", "neuron") if getattr(self, axis) is not None]
+        named = [
+            axis for axis in ("pos", "column", "head", "query", "key", "neuron") if getattr(self, axis) is not None
+        ]
         extra = [axis for axis in named if axis not in axes]
         if extra:
             raise ValueError(f"{self.component!r} has the axes {axes}, not {extra}")
@@ -93,6 +106,11 @@ class Site:
 
 def hook_name(component: str, layer: int) -> str:
     """Return the name of a component's hook in a layer."""
+    over, _, part = component.partition("_")
+    if over in ("col", "row") and part in OF_TABLES:
+        return f"blocks.{layer}.{over}_attn.hook_{part}"
+    if over == "cell":
+        return get_act_name("mlp_out" if part == "mlp_out" else f"resid_{part}", layer)
     # those of recurrent layers are not TransformerLens'
     return get_act_name(component, layer, "attn" if component in ("gate", "step", "state") else None)
 
@@ -111,6 +129,8 @@ def check_hook(model: Any, name: str) -> None:
         hint = nearest_name(name, names)
         if hasattr(model, ON_REQUEST.get(name.rsplit(".", 1)[-1], "")):
             hint = how_to_request(name)
+        if name.endswith("attn.hook_state") and hasattr(model, "original_model"):
+            hint = ": call mechicl.interop.open_states(model) first, if its layers keep states"
         if hasattr(model, "how_to_declare"):
             hint = model.how_to_declare(name)
         raise ValueError(f"the model has no hook {name!r}{hint}")
