@@ -46,7 +46,7 @@ def identified_filters(result: Identification) -> go.Figure:
 def identified_families(result: Identification) -> go.Figure:
     """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
-    x_title = "share of the model's squared predictions left unexplained"
+    x_title = "unexplained share of squared predictions"
     fig = draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
     positive = [each.mean for each in distances if each.mean > 0]
     if not positive:
@@ -273,8 +273,8 @@ def verdict_figure(
     fig.update_yaxes(range=[bottom, -0.5], type="category", **order)
     above = 50
     height = max(ROW * len(shown) + LABEL * len(marks), 200)
-    legend, margin = {**draw.BELOW, "y": -60 / height}, {"l": 250, "t": above, "b": 95}
-    return fig.update_layout(height=above + height + 95, legend=legend, margin=margin)
+    legend, margin = {**draw.BELOW, "y": -72 / height}, {"l": 250, "t": above, "b": 105}
+    return fig.update_layout(height=above + height + 105, legend=legend, margin=margin)
 
 
 def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:

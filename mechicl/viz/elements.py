@@ -291,7 +291,8 @@ def _log_ticks(low: float, high: float) -> dict[str, Any]:
 
 def share_axis(low: float, high: float) -> dict[str, Any]:
     """Return a logarithmic axis of shares in percent, between two powers of ten."""
-    ticks = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]
+    powers = range(math.floor(high), math.ceil(low) - 1, -max(1, math.ceil((high - low) / DECADES)))
+    ticks = [10.0**power for power in reversed(powers)]
     return {"type": "log", "range": (low, high), "tickvals": ticks, "ticktext": [f"{100 * each:g}%" for each in ticks]}
 
 

@@ -261,11 +261,11 @@ def _heading(scores: HeadScores, name: str) -> str:
 
 def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figure:
     """Draw the accuracy by demonstrations over all tasks, and the effects of all heads with the strongest named."""
-    task = vector.task.replace("_", " ")
+    task = draw.literal(vector.task.replace("_", " "))
     values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
     bound = float(values.abs().max()) or 1.0
-    effects = f"Effect of each head on the answer's probability, {task} (darkest: {100 * bound:.1f} points)"
-    names = ["Accuracy by number of demonstrations", effects]
+    effects = f"Effect of each head on the answer's probability,<br>{task} (darkest: {100 * bound:.1f} points)"
+    names = ["Accuracy by number of demonstrations", draw.Markup(effects)]
     fig = draw.panels("", names, horizontal_spacing=0.16)
     labels = [f"{label} labels" for label in scores.labels]
     for k, (name, color) in enumerate(zip(labels, draw.colors_for(labels), strict=True)):

@@ -1,6 +1,6 @@
 // Draws FIGURES at the width of the page: where a panel would be narrower than LEAST pixels, the panels of a figure are
 // arranged in fewer columns; on narrow pages legends and colour bars move below, and long labels are broken into lines.
-const LEAST = 245, NARROW = 700, LETTER = 6.8, LINE = 17;
+const LEAST = 245, NARROW = 760, LETTER = 6.8, LINE = 17;
 
 const plain = (text) => String(text ?? "").replace(/<[^>]*>/g, "").replace(/&#?\w+;/g, "x");
 const numberOfLines = (text) => (text ? text.split("<br>").length : 0);
