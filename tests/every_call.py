@@ -307,7 +307,6 @@ CALLS: dict[str, Call] = {
         w.lsa, analysis.read_weight_products(w.lsa)
     ),
     "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
-    "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
     "analysis.connect_modes": lambda w: analysis.connect_modes(
         w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET

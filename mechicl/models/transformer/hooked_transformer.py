@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_protocol import TransformerLensModelWithWeights
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.annotations import described
@@ -365,3 +366,7 @@ class HookedTransformer(LensPretrained):
             expected = tuple(self.initial_weights.shape)
             raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
         self.initial_weights.copy_(initial_weights)
+
+
+# From Python 3.12 on, isinstance does not find a protocol's members among a module's submodules, such as `blocks`.
+TransformerLensModelWithWeights.register(HookedTransformer)  # type: ignore[attr-defined]
