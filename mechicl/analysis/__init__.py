@@ -87,18 +87,24 @@ __all__ = [
     "score_heads_over_training", "test_hypotheses", "weights",
 ]  # fmt: skip
 _NAMES = {
-    "behaviour": ("Identification", "Match", "align", "fingerprint", "identify", "identify_on_tokens", "match", "measure_forgetting", "measure_order_sensitivity", "measure_shifted_losses", "regret",),
-    "causes": ("SubspaceSearch", "fit_subspace", "interchange", "sample_sources", "test_hypotheses",),
-    "circuits": ("Circuit", "compare_circuits", "find_circuit", "measure_circuit", "score_edges",),
-    "dynamics": ("align_over_training", "find_transitions", "measure_over_training", "score_heads_over_training",),
-    "finetuning": ("FineTuning", "compare_on_prompts", "compare_with_finetuning", "fine_tune",),
-    "heads": ("composition_scores", "measure_target_copying", "read_dual_form", "score_heads",),
-    "interventions": ("InterventionSweep", "PatchingSession", "Replacement", "Site", "ablate", "attribute", "corrupt", "corrupt_tokens", "next_token_loss", "patch", "patch_paths",),
-    "language": (),
-    "layers": ("Lens", "Readouts", "fit_readouts", "probe",),
-    "weights": ("connect_modes", "fit_construction", "interpolate", "read_weight_products",),
-}  # fmt: skip
-_PLACES = {name: package for package, names in _NAMES.items() for name in names}
+    "behaviour": (
+        "Identification Match align fingerprint identify identify_on_tokens match measure_forgetting "
+        "measure_order_sensitivity measure_shifted_losses regret"
+    ),
+    "causes": "SubspaceSearch fit_subspace interchange sample_sources test_hypotheses",
+    "circuits": "Circuit compare_circuits find_circuit measure_circuit score_edges",
+    "dynamics": "align_over_training find_transitions measure_over_training score_heads_over_training",
+    "finetuning": "FineTuning compare_on_prompts compare_with_finetuning fine_tune",
+    "heads": "composition_scores measure_target_copying read_dual_form score_heads",
+    "interventions": (
+        "InterventionSweep PatchingSession Replacement Site ablate attribute corrupt corrupt_tokens "
+        "next_token_loss patch patch_paths"
+    ),
+    "language": "",
+    "layers": "Lens Readouts fit_readouts probe",
+    "weights": "connect_modes fit_construction interpolate read_weight_products",
+}
+_PLACES = {name: package for package, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

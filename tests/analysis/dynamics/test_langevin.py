@@ -449,7 +449,7 @@ def test_chains_in_parts_are_the_chains_of_one_pass(batch_size: int | None, monk
         monkeypatch.setattr("mechicl.analysis.dynamics.langevin.STACKED_BYTES", stacked)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
-            options = {"n_chains": 3, "n_draws": 6, "burn_in": 0, "step_size": 1e-4, "batch_size": batch_size}
+            options = {"n_chains": 3, "n_draws": 6, "burn_in": 0, "step_size": 0.05, "batch_size": batch_size}
             found.append(learning_coefficient(model, prompts, parts=["all", "layer 0"], progress=False, **options))
-    torch.testing.assert_close(found[0].coefficients, found[1].coefficients, rtol=1e-3, atol=1e-4)
-    assert found[0].coefficients.abs().min() > 1e-3
+    torch.testing.assert_close(found[0].coefficients, found[1].coefficients, rtol=1e-3, atol=1e-5)
+    assert found[0].coefficients.abs().mean() > 1e-3
