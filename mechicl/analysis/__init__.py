@@ -67,12 +67,7 @@ if TYPE_CHECKING:
         patch_paths,
     )
     from mechicl.analysis.layers import Lens, Readouts, fit_readouts, probe
-    from mechicl.analysis.weights import (
-        connect_modes,
-        fit_construction,
-        interpolate,
-        read_weight_products,
-    )
+    from mechicl.analysis.weights import connect_modes, fit_construction, interpolate, read_weight_products
 
 __all__ = [
     "Circuit", "FineTuning", "Identification", "InterventionSweep", "Lens", "Match", "PatchingSession", "Readouts",

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
-from mechicl.base.arguments import ArgumentError
+from mechicl.base.arguments import ArgumentError, checked
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Config = TypeVar("Config")
@@ -50,3 +50,44 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cast(Any, kind))}))
     require(not unknown, f"{kind.__name__} has no field {unknown}")
     return kind(**data)
+
+
+class PlainConfig:
+    """Part of the configs of models other than `HookedTransformer`, in which no default depends on other fields."""
+
+    architecture: ClassVar[str]  # name in files
+    dtype: str
+    y_dim: int
+
+    @property
+    def d_out(self) -> int:
+        """Width of the model's outputs."""
+        return self.y_dim
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's."""
+        return DTYPES[self.dtype]
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(cast(Any, self), **changes)
+
+    def unfilled(self) -> Self:
+        """Return the config itself; see `TransformerConfig.unfilled`."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields but the device, and the architecture, as plain JSON data."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(cast(Any, self)) if f.name != "device"}
+        return {"architecture": self.architecture, **fields}
+
+    @classmethod
+    @checked
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Make the config that `to_dict` wrote."""
+        if isinstance(data, Mapping):
+            architecture = data.get("architecture", cls.architecture)
+            require(architecture == cls.architecture, f"architecture={architecture!r} is not {cls.architecture!r}")
+            data = {name: value for name, value in data.items() if name != "architecture"}
+        return read_config(cls, data)

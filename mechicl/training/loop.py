@@ -28,7 +28,7 @@ from mechicl.base.warning import warn
 from mechicl.models import build
 from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch
+from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch, sample_examples
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
@@ -400,7 +400,8 @@ class _Training:
 
     def _eval_batch(self) -> tuple[Tensor, Tensor]:
         config, device = self.config, self.accelerator.device
-        prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
+        n, source = config.eval_prompts, {"seed": config.eval_seed, "device": device}
+        prompts = [sample_examples(task, self.encoder, n, **source) for task in config.eval_tasks]
         tokens, targets = zip(*(examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
 
         def by_member(by_task: tuple[Tensor, ...]) -> Tensor:
