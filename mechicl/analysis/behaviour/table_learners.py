@@ -19,8 +19,9 @@ from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts, Tables
 from mechicl.tasks import TableClassification, TableRegression
 
-N_FITTED, N_RUNS, TRIES = 8, 4, 25
-"""Tables that hyperparameters are fitted to, runs of random estimators that are averaged, tries of a search."""
+N_FITTED, N_RUNS, TRIES, SEARCHED = 8, 4, 25, 2
+"""Tables that hyperparameters are fitted to, runs of random estimators that are averaged, tries of a search for each
+number, and choices from which one starts."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def table_families(classes: bool) -> list[TableFamily]:
         whole = ConstantKernel() * kernel(kind, 1.0, wide) + WhiteKernel() if noisy else kernel(kind, 1.0, wide)
         return gaussian_process.GaussianProcessRegressor(whole)
 
-    both, penalties = [(False,), (True,)], [(-2.0,), (0.0,), (2.0,)]
+    both, penalties = [(False,), (True,)], [(power / 2,) for power in range(-6, 7)]
     ending = "Classifier" if classes else "Regressor"
     trees, forests, boosting = (
         getattr(module, f"{name}{ending}")
@@ -88,7 +89,7 @@ def table_families(classes: bool) -> list[TableFamily]:
     kinds = (0.5, 1.5, 2.5, float("inf"))
     return [
         TableFamily("ridge", lambda scales, a: scaled(scales, linear_model.Ridge(10**a)), both, penalties),
-        TableFamily("lasso", lambda scales, a: scaled(scales, linear_model.Lasso(10**a)), both, [(-2.0,), (-1.0,)]),
+        TableFamily("lasso", lambda scales, a: scaled(scales, linear_model.Lasso(10**a)), both, penalties[:8]),
         TableFamily("kernel ridge", process, [*itertools.product((False, True), (False, True), kinds)], [(-0.5, 0.0)]),
         TableFamily("Gaussian process with fitted lengths", fitted_process, [*itertools.product((False, True), kinds)]),
         *every,
@@ -182,11 +183,19 @@ def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> Fami
         predicted = fitting.runs(family.make(*choice, *numbers), 1)[0]
         return (fitting.by_table(predicted - fitting.predicted).mean() / fitting.size.mean()).item()
 
-    tried = [(distance(start, choice), start, choice) for choice in family.choices for start in family.starts]
-    _, numbers, choice = min(tried, key=lambda each: each[0])
-    if numbers:
-        options = {"maxfev": TRIES * len(numbers), "xatol": 1e-4, "fatol": 0}
-        numbers = tuple(minimize(distance, numbers, (choice,), method="Nelder-Mead", options=options).x)
+    def searched(start: tuple[float, ...], choice: tuple[Any, ...]) -> tuple[float, tuple[float, ...], tuple[Any, ...]]:
+        options = {"maxfev": TRIES * len(start), "xatol": 1e-4, "fatol": 0}
+        found = minimize(distance, start, (choice,), method="Nelder-Mead", options=options)
+        return found.fun, tuple(found.x), choice
+
+    tried = [
+        min(((distance(start, choice), start, choice) for start in family.starts), key=lambda each: each[0])
+        for choice in family.choices
+    ]
+    nearest = sorted(tried, key=lambda each: each[0])[:SEARCHED]
+    if nearest[0][1]:
+        nearest = [searched(start, choice) for _, start, choice in nearest]
+    _, numbers, choice = min(nearest, key=lambda each: each[0])
     best = family.make(*choice, *numbers)
     runs = held_out.runs(best, N_RUNS if family.random else 1)
     squares = held_out.by_table(runs.mean(0) - held_out.predicted)
