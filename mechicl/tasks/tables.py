@@ -70,8 +70,8 @@ class RandomTables(PromptDistribution):
         return self._draw(n_prompts, self.n_context, 1, self.x_dim, random).prompts()
 
     def _draw(self, n: int, n_context: int, n_queries: int, n_columns: int, random: RandomTensors) -> Tables:
-        # Scales and quantiles come from the context and rows that nobody sees, never from the rows to predict: else the
-        # labels of the context would tell theirs.
+        # Scales and quantiles come from the context and rows that are then dropped, never from the rows to predict:
+        # otherwise the labels of the context would determine theirs.
         n_shown = n_context + n_queries
         read, shown = _columns(n, n_shown + UNSEEN, n_columns, random)
         used = random.uniform(n, n_columns) < self.relevant

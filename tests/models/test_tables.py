@@ -35,7 +35,7 @@ def norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray
 
 
 def attend(reader: np.ndarray, read: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """What one cell gets from a list of cells."""
+    """Compute the update of one cell that reads a list of cells."""
     total = np.zeros_like(reader)
     w_q, w_k, w_v, w_o = (weights[f"{name}.W_{part}"] for part in "QKVO")
     for head in range(len(w_q)):

@@ -137,6 +137,8 @@ def identify_on_tables(
 
     Example:
         >>> from sklearn.neighbors import KNeighborsRegressor
+        >>> from mechicl.interop import from_sklearn
+        >>> from mechicl.tasks import TableRegression
         >>> neighbours = from_sklearn(KNeighborsRegressor(3))
         >>> names = ("ridge", "nearest neighbours")
         >>> identify_on_tables(neighbours, TableRegression(n_context=20), families=names).answer.name
