@@ -32,6 +32,7 @@ from mechicl.statistics import ratio_interval as ratio
 from mechicl.sweeps import find_threshold
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens, TaskPool, TopicClassification
 from mechicl.training import TrainingConfig
+from tests import families
 from tests.analysis.language.conftest import make_tokenizer
 from tests.models.modules import NanoGPT
 
@@ -318,7 +319,6 @@ CALLS: dict[str, Call] = {
         w.lsa, analysis.read_weight_products(w.lsa)
     ),
     "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
-    "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
     "analysis.connect_modes": lambda w: analysis.connect_modes(
         w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET
@@ -460,6 +460,7 @@ CALLS: dict[str, Call] = {
     "text.text_shots": lambda w: text.text_shots(text.topic_tokenizer(), w.texts.demonstrations, w.texts.queries),
     "text.load_texts": lambda w: text.load_texts("farm", "train", n_texts=5),
     "interop.from_sklearn": lambda w: interop.from_sklearn(Ridge()).predict(w.prompts),
+    "interop.open_states": lambda w: interop.open_states(families.open_family("Mamba-2")[0]),
     "interop.to_transformer_lens": lambda w: interop.to_transformer_lens(w.plain),
     "interop.from_transformer_lens": lambda w: interop.from_transformer_lens(*interop.to_transformer_lens(w.plain)),
     "checkpoints.load": lambda w: checkpoints.load("lsa-1l"),

@@ -84,12 +84,33 @@ FAMILIES: dict[str, Family] = {name: Family(stem, LLAMA) for name, stem in _LLAM
     ),
 }  # fmt: skip
 
+_QWEN3_NEXT = {
+    "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 8, "head_dim": 4,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 3,
+    "intermediate_size": 12, "mlp_only_layers": [0, 1, 2, 3],
+}  # fmt: skip
+_MAMBA2 = {
+    "num_hidden_layers": 3, "hidden_size": 8, "state_size": 4, "num_heads": 4, "head_dim": 4, "n_groups": 2,
+    "chunk_size": 4,
+}  # fmt: skip
+_BAMBA = NO_HEAD_DIM | {
+    "mamba_n_heads": 4, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 4, "mamba_chunk_size": 4,
+    "attn_layer_indices": [1],
+}  # fmt: skip
+STATEFUL: dict[str, Family] = {
+    "Mamba": FAMILIES["Mamba"],
+    "Mamba-2": Family("Mamba2", _MAMBA2),
+    "Qwen3-Next": Family("Qwen3Next", _QWEN3_NEXT),
+    "Bamba": Family("Bamba", _BAMBA),
+}
+"""Families whose layers keep a state, or some of them."""
+
 D_VOCAB = 20
 
 
 def open_family(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """Make a tiny model of a family with random weights, in eval mode: a `TransformerBridge`, and a plain copy."""
-    family = FAMILIES[name]
+    family = (FAMILIES | STATEFUL)[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tokens = {"vocab_size": D_VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}

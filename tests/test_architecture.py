@@ -178,9 +178,9 @@ NAMES = {
 EXAMPLES_MODULES = (
     "algorithms.discrete", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
     "algorithms.token_counts",
-    "analysis.behaviour.token_identification", "base.threads", "constructions.compression", "constructions.supports",
+    "analysis.behaviour.token_identification", "base.threads", "constructions.hiding", "constructions.supports",
     "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
-    "tasks.sampling", "tasks.token_sequences", "tasks.urns_and_graphs",
+    "tasks.sampling", "tasks.token_sequences",
 )  # fmt: skip
 
 

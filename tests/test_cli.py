@@ -172,19 +172,16 @@ def test_every_kind_of_field_can_be_overridden(here):
     assert load(here / "runs" / "lsa-1l" / "checkpoint").cfg == config.model
 
 
-@pytest.mark.parametrize(
-    ("words", "task"),
-    [
-        (["--task", "SineRegression", "--task.n-context", "5", "--model.x-dim", "1"], SineRegression(n_context=5)),
-        (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_tasks[0], 3)),  # type: ignore
-        (
-            ["--task.task.n-context", "4", "--task", "FixedTasks"],
-            FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),
-        ),
-        (["--task", "LinearRegression", "--task.noise-std", "0.5"], LinearRegression(noise_std=0.5)),
-        (["--task", "DecisionTrees", "--d", "10", "--task.depth", "2"], DecisionTrees(x_dim=10, depth=2)),
-    ],
-)
+@pytest.mark.parametrize(("words", "task"), [
+    (["--task", "SineRegression", "--task.n-context", "5", "--model.x-dim", "1"], SineRegression(n_context=5)),
+    (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_tasks[0], 3)),  # type: ignore
+    (
+        ["--task.task.n-context", "4", "--task", "FixedTasks"],
+        FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),
+    ),
+    (["--task", "LinearRegression", "--task.noise-std", "0.5"], LinearRegression(noise_std=0.5)),
+    (["--task", "DecisionTrees", "--d", "10", "--task.depth", "2"], DecisionTrees(x_dim=10, depth=2)),
+])  # fmt: skip
 def test_the_kind_of_task_can_be_changed(here, words, task):
     run("--seeds", "0", *words)
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").task == task
@@ -239,29 +236,26 @@ def test_a_curriculum_that_is_not_the_presets_is_printed(here, capsys):
 
 
 # ---- errors ----
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "lsa-1l", "--steps", "-1"], "steps must be"),
-        (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
-        (["train", "sine-lsa", "--d", "2"], "SineRegression has no x_dim"),
-        (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5"], "x_dim=5, the model x_dim=4"),
-        (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5", "--model.x-dim", "5"], "--d 4 and the task's x_dim=5"),
-        (["train", "gpt2-8l", "--task.x-dim", "4", "--model.x-dim", "4"], "curriculum.dims ends at 5"),
-        (["train", "gpt2-8l", "--curriculum.points", "5", "21", "--steps", "900"], "curriculum.points ends at step"),
-        (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
-        (["train", "lsa-1l", "--model.device", "meta", *QUICK], "model.device='meta' has no numbers to train"),
-        (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
-        (["sweep", "lsa-99l"], "no preset or sweep 'lsa-99l'"),
-        (["sweep", "lsa-1l", "--over", "model.n_layers"], "field=value"),
-        (["sweep", "lsa-1l", "--over", "model.layers=1,2"], "no field 'layers'"),
-        (["sweep", "lsa-1l", "--set", "steps=1,2"], "make them axes, --over"),
-        (["sweep", "lsa-1l", "--measure", "nonsense"], "no measure 'nonsense'"),
-        (["sweep", "lsa-1l", "runs/x"], "--out runs/x"),
-        (["sweep", "status"], "mechicl sweep status DIR"),
-        (["sweep", "status", "nowhere"], "nowhere contains no sweep"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["train", "lsa-1l", "--steps", "-1"], "steps must be"),
+    (["train", "lsa-1l", "--task", "SineRegression"], "x_dim=1"),
+    (["train", "sine-lsa", "--d", "2"], "SineRegression has no x_dim"),
+    (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5"], "x_dim=5, the model x_dim=4"),
+    (["train", "lsa-1l", "--d", "4", "--task.x-dim", "5", "--model.x-dim", "5"], "--d 4 and the task's x_dim=5"),
+    (["train", "gpt2-8l", "--task.x-dim", "4", "--model.x-dim", "4"], "curriculum.dims ends at 5"),
+    (["train", "gpt2-8l", "--curriculum.points", "5", "21", "--steps", "900"], "curriculum.points ends at step"),
+    (["train", "lsa-1l", "--tracker", "paperboard", *QUICK], "paperboard"),
+    (["train", "lsa-1l", "--model.device", "meta", *QUICK], "model.device='meta' has no numbers to train"),
+    (["report", "nothing-like-it", "--out", "report"], "nothing-like-it"),
+    (["sweep", "lsa-99l"], "no preset or sweep 'lsa-99l'"),
+    (["sweep", "lsa-1l", "--over", "model.n_layers"], "field=value"),
+    (["sweep", "lsa-1l", "--over", "model.layers=1,2"], "no field 'layers'"),
+    (["sweep", "lsa-1l", "--set", "steps=1,2"], "make them axes, --over"),
+    (["sweep", "lsa-1l", "--measure", "nonsense"], "no measure 'nonsense'"),
+    (["sweep", "lsa-1l", "runs/x"], "--out runs/x"),
+    (["sweep", "status"], "mechicl sweep status DIR"),
+    (["sweep", "status", "nowhere"], "nowhere contains no sweep"),
+])  # fmt: skip
 def test_a_users_error_is_one_line_and_exit_code_1(here, capsys, words, message):
     assert message in failure(capsys, *words)
 
@@ -332,19 +326,16 @@ def modules_after(code: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["list"],
-        ["--version"],
-        ["report", "--help"],
-        ["train", "--help"],
-        ["train", "lsa-2"],
-        ["sweep", "--help"],
-        ["join"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["--help"],
+    ["list"],
+    ["--version"],
+    ["report", "--help"],
+    ["train", "--help"],
+    ["train", "lsa-2"],
+    ["sweep", "--help"],
+    ["join"],
+])  # fmt: skip
 def test_help_list_and_mistakes_do_not_load_torch(words):
     loaded = modules_after(f"import mechicl.cli; mechicl.cli.main({words})")
     assert "tyro" in loaded
@@ -362,6 +353,8 @@ LATE = {
     "plotly": "for figures",
     "circuitsvis": "for pictures of attention",
     "IPython": "for notebooks",
+    "anywidget": "for widgets",
+    "loky": "for sweeps in several processes",
 }
 """Slow to load, and needed by few calls: loaded when first used."""
 
@@ -382,3 +375,17 @@ def test_help_of_train_loads_nothing_that_only_reports_and_pictures_need():
     loaded = modules_after("import mechicl.cli; mechicl.cli.main(['train', 'lsa-1l', '--help'])")
     assert "torch" in loaded
     assert not loaded & {"plotly", "circuitsvis", "anywidget", "ipywidgets"}
+
+
+@pytest.mark.slow
+def test_texts_figures_and_reports_load_widgets_and_data_sets_only_when_they_are_used():
+    assert not modules_after("import mechicl.text") & {"datasets", "networkx"}
+    figures = modules_after("import mechicl.viz, mechicl.reports, mechicl.sweeps")
+    assert not figures & {"IPython", "anywidget", "loky", "networkx"}
+
+
+@pytest.mark.slow
+def test_a_missing_extra_is_named_in_the_error():
+    code = "sys.modules['anywidget'] = None; import mechicl.viz; mechicl.viz.PatchingExplorer"
+    done = subprocess.run([sys.executable, "-c", f"import sys; {code}"], capture_output=True, text=True)
+    assert "pip install 'mechicl[widgets]'" in done.stderr.splitlines()[-1]

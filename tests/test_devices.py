@@ -72,13 +72,10 @@ def pretended() -> Iterator[torch.device]:
         yield device
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts_there"),
-    [
-        *((name, True) for name in ANALYSES),
-        *((name, False) for name in ("predict", "predict_prefixes", "align", "patch")),
-    ],
-)
+@pytest.mark.parametrize(("name", "prompts_there"), [
+    *((name, True) for name in ANALYSES),
+    *((name, False) for name in ("predict", "predict_prefixes", "align", "patch")),
+])  # fmt: skip
 def test_analyses_on_a_pretended_device(pretended, name, prompts_there):
     same_on(pretended, name, prompts_there, 1e-9)
 
@@ -115,16 +112,12 @@ CONFIG = TrainingConfig(task=TASK, model=GPT, steps=6, batch_size=8, eval_every=
 
 @gpu
 @no_gpu
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {}, {"tf32": True}, {"mixed_precision": "bf16"}, {"fused_attention": True}, {"compile": True},
-        {"compile": True, "seeds": (0, 1)},
-        # in float32, SOAP amplifies one rounding of the weights to whole steps
-        {"compile": True, "optimizer": "soap", "model": GPT.replace(dtype="float64")},
-    ],
-    ids=lambda fields: " ".join(fields) or "plain",
-)  # fmt: skip
+@pytest.mark.parametrize("fields", [
+    {}, {"tf32": True}, {"mixed_precision": "bf16"}, {"fused_attention": True}, {"compile": True},
+    {"compile": True, "seeds": (0, 1)},
+    # in float32, SOAP amplifies one rounding of the weights to whole steps
+    {"compile": True, "optimizer": "soap", "model": GPT.replace(dtype="float64")},
+], ids=lambda fields: " ".join(fields) or "plain")  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_training_on_a_gpu_goes_on_where_it_was_stopped(tmp_path, fields):
     config = CONFIG.replace(**fields)

@@ -19,22 +19,19 @@ def scatter(x: Any, y: Any, **options: Any) -> go.Figure:
     return go.Figure(go.Scatter(x=x, y=y, **options))
 
 
-@pytest.mark.parametrize(
-    ("figure", "reason"),
-    [
-        (scatter([0], [1], mode="lines"), "two neighbouring points"),
-        (scatter([0, 1, 2], [1, None, 1], mode="lines"), "two neighbouring points"),
-        (scatter([0, 1], [float("nan")] * 2), "has a place"),
-        (scatter([0, 1], [0, 1]).update_yaxes(range=[2, 3]), "has a place"),
-        (scatter([0, 1], [0, -1], mode="markers").update_yaxes(type="log"), "has a place"),
-        (scatter([0, 1], [0, 1], mode="markers", marker={"size": 0}), "nothing is drawn"),
-        (scatter([0, 1], [0, 1], mode="lines", line={"width": 0}), "nothing is drawn"),
-        (scatter([0, 1], [0, 1], opacity=0), "invisible"),
-        (go.Figure(go.Heatmap(z=[[None, float("nan")]])), "no cell"),
-        (go.Figure(go.Bar(x=["a"], y=[0])), "no bar"),
-        (go.Figure(), "no traces"),
-    ],
-)
+@pytest.mark.parametrize(("figure", "reason"), [
+    (scatter([0], [1], mode="lines"), "two neighbouring points"),
+    (scatter([0, 1, 2], [1, None, 1], mode="lines"), "two neighbouring points"),
+    (scatter([0, 1], [float("nan")] * 2), "has a place"),
+    (scatter([0, 1], [0, 1]).update_yaxes(range=[2, 3]), "has a place"),
+    (scatter([0, 1], [0, -1], mode="markers").update_yaxes(type="log"), "has a place"),
+    (scatter([0, 1], [0, 1], mode="markers", marker={"size": 0}), "nothing is drawn"),
+    (scatter([0, 1], [0, 1], mode="lines", line={"width": 0}), "nothing is drawn"),
+    (scatter([0, 1], [0, 1], opacity=0), "invisible"),
+    (go.Figure(go.Heatmap(z=[[None, float("nan")]])), "no cell"),
+    (go.Figure(go.Bar(x=["a"], y=[0])), "no bar"),
+    (go.Figure(), "no traces"),
+])  # fmt: skip
 def test_traces_that_show_nothing_are_found(figure: go.Figure, reason: str):
     (fault,) = figure_faults(figure)
     assert reason in fault

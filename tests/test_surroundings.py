@@ -37,9 +37,8 @@ ROUNDED = {
 }
 """Calls whose results are equal up to rounding."""
 
+
 # ---- surroundings ----
-
-
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -137,8 +136,6 @@ def state() -> dict[str, Any]:
 
 
 # ---- results ----
-
-
 def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the paths and values of everything in a result that can be compared."""
     if isinstance(value, torch.nn.Module):

@@ -20,8 +20,7 @@ from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
 from mechicl.algorithms.spectral_fit import SCREENING
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
-from mechicl.algorithms.stepwise.descent import OnlineDescent
-from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
+from mechicl.algorithms.stepwise.descent import DiscountedDescent, OnlineDescent, RecursiveSteps
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid, simplex
 from mechicl.base.arguments import Fraction, NonNegative, Positive, between, checked
 from mechicl.learners import Trajectory

@@ -64,12 +64,7 @@ from mechicl.analysis.interventions import (
     patch_paths,
 )
 from mechicl.analysis.layers import Lens, Readouts, fit_readouts, probe
-from mechicl.analysis.weights import (
-    connect_modes,
-    fit_construction,
-    interpolate,
-    read_weight_products,
-)
+from mechicl.analysis.weights import connect_modes, fit_construction, interpolate, read_weight_products
 
 __all__ = [
     "Circuit", "FineTuning", "Identification", "InterventionSweep", "Lens", "Match", "PatchingSession", "Readouts",

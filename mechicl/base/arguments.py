@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from pathlib import Path, PurePath
 from typing import (
@@ -137,13 +137,11 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
     def check(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
-        if are_standard():
-            args, kwargs = _checked_call(plain, args, kwargs, undefined)
-            return plain(*args, **kwargs)
-        with standard_surroundings():
+        with nullcontext() if are_standard() else standard_surroundings():
             args, kwargs = _checked_call(plain, args, kwargs, undefined)
             return plain(*args, **kwargs)
 
+    check.is_checked = True  # type: ignore[attr-defined]
     return check
 
 
@@ -201,27 +199,19 @@ def _checked_call(
     parameters = _parameters_of(function)
     if kwargs and parameters.var_keyword is None and not kwargs.keys() <= parameters.defaults.keys():
         return args, kwargs
-    if parameters.share_axes:
-        with jaxtyped("context"):
-            return _checked_arguments(parameters, args, kwargs, undefined)
-    return _checked_arguments(parameters, args, kwargs, undefined)
-
-
-def _checked_arguments(
-    parameters: _Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], undefined: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    title, positional, hints, defaults, var_positional, var_keyword, _ = parameters
+    title, positional, hints, defaults, var_positional, var_keyword, share_axes = parameters
     tensors: dict[str, Tensor] = {}  # checked so far
     converted, n = list(args), len(positional)
-    for i, value in enumerate(args):
-        name = positional[i] if i < n else var_positional
-        if name in hints and value is not defaults[name]:
-            label = name if i < n else f"{name}[{i - n}]"
-            converted[i] = _checked_value(title, label, hints[name], value, undefined, tensors)
-    for name, value in kwargs.items():
-        hint = hints.get(name if name in defaults else var_keyword or "")
-        if hint is not None and value is not defaults.get(name, parameters):
-            kwargs[name] = _checked_value(title, name, hint, value, undefined, tensors)
+    with jaxtyped("context") if share_axes else nullcontext():
+        for i, value in enumerate(args):
+            name = positional[i] if i < n else var_positional
+            if name in hints and value is not defaults[name]:
+                label = name if i < n else f"{name}[{i - n}]"
+                converted[i] = _checked_value(title, label, hints[name], value, undefined, tensors)
+        for name, value in kwargs.items():
+            hint = hints.get(name if name in defaults else var_keyword or "")
+            if hint is not None and value is not defaults.get(name, parameters):
+                kwargs[name] = _checked_value(title, name, hint, value, undefined, tensors)
     return tuple(converted), kwargs
 
 

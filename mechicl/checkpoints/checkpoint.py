@@ -63,8 +63,7 @@ class Checkpoint:
 
     Attributes:
         name: name of the folder.
-        models: one per seed, in eval mode. If several tasks were trained at once, all seeds of the first task come
-            first.
+        models: one per seed, in eval mode; of several tasks trained at once, all seeds of the first come first.
         record: how they were trained, as plain data: "training" (the config), "seeds", "curve" (losses), ...
         snapshots: the models' weights at some steps of training; None if none were saved.
     """

@@ -25,9 +25,7 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
 @checked
-def from_sklearn(
-    estimator: Any, *, probabilities: bool = False, n_jobs: int = 1, seed: int = 0, progress: bool = False
-) -> "SklearnLearner":
+def from_sklearn(estimator: Any, *, probabilities: bool = False, n_jobs: int = 1, seed: int = 0) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
     Any object with `fit(xs, ys)` and `predict(xs)` will do, so also those of TabPFN and TabICL. Consecutive prompts
@@ -44,7 +42,6 @@ def from_sklearn(
             classes and return its `predict_proba`, `[prompt class]`; 0 for classes that the context lacks.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
-        progress: show a progress bar over fits.
 
     Returns:
         A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
@@ -67,7 +64,7 @@ def from_sklearn(
     if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", method)):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and {method}, got {estimator!r}{hint}")
-    return SklearnLearner(estimator, n_jobs, seed, progress, probabilities)
+    return SklearnLearner(estimator, n_jobs, seed, probabilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +74,6 @@ class SklearnLearner:
     estimator: Any
     n_jobs: int
     seed: int
-    progress: bool
     probabilities: bool = False
 
     @property
@@ -115,7 +111,7 @@ class SklearnLearner:
         parts = [fits[i : i + FITS_AT_A_TIME] for i in range(0, len(fits), FITS_AT_A_TIME)]
         jobs = ((estimator, [(xs[row, :t], ys[row, :t], xs[row, t : t + 1]) for row, t in part]) for part in parts)
         seen: dict[type[Warning], list[str]] = {}
-        with progress_bar(unit="fit", total=len(fits), progress=self.progress) as bar:
+        with progress_bar(unit="fit", total=len(fits)) as bar:
             for part, (values, caught) in zip(parts, self._run(jobs), strict=True):
                 for (row, t), value in zip(part, values, strict=True):
                     predictions[row, t - points[0]] = value

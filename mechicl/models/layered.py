@@ -141,8 +141,7 @@ class LayeredModel(HookedRootModule):
     ) -> Iterator[Any]:
         """Attach hooks to the model during a `with` block, as in TransformerLens.
 
-        Other threads cannot run the model during the block. At its end the hooks that it added are removed, and no
-        others.
+        Other threads cannot run the model during the block. At its end only the hooks that it added are removed.
 
         Args:
             fwd_hooks: pairs of a hook's name (or a function of names that selects hooks) and a function of the
@@ -215,9 +214,7 @@ class LayeredModel(HookedRootModule):
         names = kwargs.get("names_filter")
         names = [names] if isinstance(names, str) else names
         if isinstance(names, Sequence) and (unknown := [str(name) for name in names if name not in hook_names(self)]):
-            raise ValueError(
-                f"names_filter: this model has no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}"
-            )
+            raise ValueError(f"names_filter: no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}")
         outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         if return_cache_object:
             cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))

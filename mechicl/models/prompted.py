@@ -33,6 +33,11 @@ def with_batch_axis(tokens: Tensor) -> Tensor:
     return tokens[None] if tokens.ndim == 1 and not tokens.is_floating_point() else tokens
 
 
+def on_right(attention_mask: Tensor) -> bool:
+    """Return True if a mask hides positions at the end only."""
+    return bool((attention_mask.int().diff(dim=-1) <= 0).all())
+
+
 class PromptedModel(LayeredModel):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
@@ -91,8 +96,7 @@ class PromptedModel(LayeredModel):
             tokens: token ids or prompts with the targets of the loss, if the input is a residual stream.
             attention_mask: for token ids, 0 at padding, which is not attended to, not counted in positions and has no
                 loss, and 1 elsewhere.
-            stop_at_layer: end before this block and return the residual stream there; negative numbers count from the
-                end.
+            stop_at_layer: end before this block and return the residual stream there; negative as above.
             past_kv_cache: keys and values of earlier positions of the texts, which the run continues and adds its own
                 to (`HookedTransformerKeyValueCache`).
             at: positions of the returned outputs: all "positions", the predicted "points", the "query", or a slice.
@@ -149,8 +153,7 @@ class PromptedModel(LayeredModel):
         self, tokens: Tensor, attention_mask: Tensor | None, cache: TransformerLensKeyValueCache | None
     ) -> Any:
         """Return what a run knows besides its stream, if anything: padding that would be seen, earlier positions."""
-        on_the_right = attention_mask is None or bool((attention_mask.int().diff(dim=-1) <= 0).all())
-        if cache is not None or not on_the_right:
+        if cache is not None or not (attention_mask is None or on_right(attention_mask)):
             raise ValueError(f"{type(self).__name__} takes no past_kv_cache, and no padding but on the right")
 
     @checked(undefined=True)
@@ -176,9 +179,7 @@ class PromptedModel(LayeredModel):
             predictions = self.decode(at_least_float32(logits))
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
             if predictions.shape != targets.shape:
-                raise ValueError(
-                    f"tokens have targets {list(targets.shape)} for predictions {list(predictions.shape)} in the logits"
-                )
+                raise ValueError(f"targets are {list(targets.shape)} for predictions {list(predictions.shape)}")
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
         if tokens.is_floating_point():

@@ -120,6 +120,13 @@ def interventions_as_text(rows: Sequence[Row]) -> str:
     return f"Interventions were made in the model and in the algorithms: {shares}. {verdict}"
 
 
+def facts_on_interventions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the share of the interventions' effects that the best candidate explains; empty without such rows."""
+    best = next((row for row in rows if row.quantity.startswith(EXPLAINED)), None)
+    name = "" if best is None else best.note or best.quantity.removeprefix(EXPLAINED)
+    return [] if best is None else [(str(best), f"of the effects of interventions inside it are as in {name}")]
+
+
 def _capped(score: Interval) -> Interval:
     return replace(score, **{end: max(getattr(score, end), LEAST_R2) for end in ("mean", "low", "high")})
 

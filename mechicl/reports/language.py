@@ -30,9 +30,9 @@ from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 from mechicl.text import WORD_TASKS, word_prompts
-from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
+from mechicl.viz.interventions import ablation_bars, curves_by_layer, few_shot_curves
 
 SHOTS, VECTOR = "Few-shot accuracy", "Function vector"  # titles of sections
 FUNCTION, INDUCTION = "function-vector heads", "induction heads"

@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import anywidget
-import traitlets
 from torch import Tensor
 
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 from mechicl.viz.export import Html
+
+try:
+    import anywidget
+    import traitlets
+except ImportError as error:
+    raise ImportError("viz.PatchingExplorer needs anywidget: pip install 'mechicl[widgets]'") from error
 
 HERE = Path(__file__).parent
 SCRIPT, STYLE = HERE / "explorer.js", HERE / "explorer.css"

@@ -371,17 +371,14 @@ def test_a_source_that_never_gives_a_token_is_excluded_by_it():
     assert torch.allclose(impossible, weights @ pool, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("pool", "more", "named"),
-    [
-        (torch.full((2, 3), 0.5), {}, "sum to 1"),
-        (torch.tensor([[1.5, -0.5]]), {}, "sum to 1"),
-        (torch.full((2, 3, 2), 0.5), {}, "a power of 2"),
-        (torch.full((2, 2), 0.5), {"first": torch.full((2, 2), 0.5)}, "of order 1"),
-        (torch.full((2, 2, 2), 0.5), {"first": torch.full((2, 2), 0.4)}, "pool and first must be prob"),
-        (torch.full((2, 2), 0.5), {}, "below d_vocab=2"),
-    ],
-)
+@pytest.mark.parametrize(("pool", "more", "named"), [
+    (torch.full((2, 3), 0.5), {}, "sum to 1"),
+    (torch.tensor([[1.5, -0.5]]), {}, "sum to 1"),
+    (torch.full((2, 3, 2), 0.5), {}, "a power of 2"),
+    (torch.full((2, 2), 0.5), {"first": torch.full((2, 2), 0.5)}, "of order 1"),
+    (torch.full((2, 2, 2), 0.5), {"first": torch.full((2, 2), 0.4)}, "pool and first must be prob"),
+    (torch.full((2, 2), 0.5), {}, "below d_vocab=2"),
+])  # fmt: skip
 def test_bad_pools_are_refused(pool, more, named):
     with pytest.raises(ValueError, match=named):
         algorithms.pool_bayes(sequences_of([[0, 1, 2]]), pool=pool, **more)

@@ -165,16 +165,13 @@ def test_ridge_without_penalty_leaves_out_noise_for_the_number_of_points():
     np.testing.assert_allclose(ridge_filter(eigenvalues, 0.0, n_context=10_000), [[0.0, 0.0, 1.0]])
 
 
-@pytest.mark.parametrize(
-    ("filters", "values"),
-    [
-        *((lambda a, k=k: gradient_descent_filter(EIGENVALUES, k, a), [0.3]) for k in (0, 1, 2, 7)),
-        *((lambda a: gradient_descent_filter(EIGENVALUES, 6, a), [a]) for a in (1.1, -0.4, 0.0)),
-        *((lambda a, k=k: newton_filter(EIGENVALUES, k, a), [0.15]) for k in (0, 1, 2, 5)),
-        (lambda *p: gd_plus_plus_filters(EIGENVALUES, p[:3], p[3:]), [0.1, 0.4, 0.3, 0.05, 0.2, 0.1]),
-        (lambda p: ridge_filter(EIGENVALUES, p), [0.7]),
-    ],
-)
+@pytest.mark.parametrize(("filters", "values"), [
+    *((lambda a, k=k: gradient_descent_filter(EIGENVALUES, k, a), [0.3]) for k in (0, 1, 2, 7)),
+    *((lambda a: gradient_descent_filter(EIGENVALUES, 6, a), [a]) for a in (1.1, -0.4, 0.0)),
+    *((lambda a, k=k: newton_filter(EIGENVALUES, k, a), [0.15]) for k in (0, 1, 2, 5)),
+    (lambda *p: gd_plus_plus_filters(EIGENVALUES, p[:3], p[3:]), [0.1, 0.4, 0.3, 0.05, 0.2, 0.1]),
+    (lambda p: ridge_filter(EIGENVALUES, p), [0.7]),
+])  # fmt: skip
 def test_gradients_are_the_finite_differences(filters, values):
     assert torch.autograd.gradcheck(filters, tuple(number(value) for value in values))
 

@@ -26,15 +26,12 @@ def test_linear_regression_has_ridge_with_the_precision_of_its_weights(changes):
     np.testing.assert_allclose(learners["bayes"].predict(prompts).numpy(), expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({}, ["bayes", "ols"]),
-        ({"weight_scale": 0.0}, ["bayes", "ols"]),
-        ({"n_distractors": 2}, ["ridge", "ols"]),
-        ({"n_distractors": 2, "noise_std": 0.0}, ["ols"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "names"), [
+    ({}, ["bayes", "ols"]),
+    ({"weight_scale": 0.0}, ["bayes", "ols"]),
+    ({"n_distractors": 2}, ["ridge", "ols"]),
+    ({"n_distractors": 2, "noise_std": 0.0}, ["ols"]),
+])  # fmt: skip
 def test_only_what_is_exact_is_called_bayes(changes, names):
     task = TASK.replace(**changes)
     learners = algorithms.references(task)
@@ -126,18 +123,15 @@ def test_markov_chains_are_counted_with_their_own_prior():
     assert losses[0] < token_losses(other, task.sample(300, seed=0)).mean()
 
 
-@pytest.mark.parametrize(
-    ("task", "names"),
-    [
-        (MarkovChains(n_ctx=30, n_chains=4), ["pool", "pool's unigrams", "bigram", "unigram", "uniform"]),
-        (MarkovChains(n_ctx=30, n_chains=4, start="stationary", concentration=0.3), ["pool", "pool's unigrams"]),
-        (MarkovChains(n_ctx=60, d_vocab=2, order=2, concentration=0.2), ["order 2", "bigram", "unigram", "uniform"]),
-        (MarkovChains(n_ctx=60, d_vocab=2, order=2, n_chains=3, concentration=0.2), ["pool", "order 2", "bigram"]),
-        (tasks.BallsAndUrns(n_ctx=30, n_urns=4), ["pool", "unigram", "uniform"]),
-        (tasks.BallsAndUrns(n_ctx=30), ["unigram", "uniform"]),
-        (tasks.GraphTracing(n_ctx=100), ["bigram", "unigram", "uniform"]),
-    ],
-)
+@pytest.mark.parametrize(("task", "names"), [
+    (MarkovChains(n_ctx=30, n_chains=4), ["pool", "pool's unigrams", "bigram", "unigram", "uniform"]),
+    (MarkovChains(n_ctx=30, n_chains=4, start="stationary", concentration=0.3), ["pool", "pool's unigrams"]),
+    (MarkovChains(n_ctx=60, d_vocab=2, order=2, concentration=0.2), ["order 2", "bigram", "unigram", "uniform"]),
+    (MarkovChains(n_ctx=60, d_vocab=2, order=2, n_chains=3, concentration=0.2), ["pool", "order 2", "bigram"]),
+    (tasks.BallsAndUrns(n_ctx=30, n_urns=4), ["pool", "unigram", "uniform"]),
+    (tasks.BallsAndUrns(n_ctx=30), ["unigram", "uniform"]),
+    (tasks.GraphTracing(n_ctx=100), ["bigram", "unigram", "uniform"]),
+])  # fmt: skip
 def test_finite_pools_and_graphs_have_their_learners_the_best_first(task, names):
     learners = algorithms.references(task)
     assert list(learners)[: len(names)] == names

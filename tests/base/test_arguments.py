@@ -66,37 +66,34 @@ VALUES = torch.ones(2, 3)
 
 
 # ---- refused arguments ----
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        (("x",), {}, r"measure\(\): values must be a tensor of floats \[prompt point\], got 'x'"),
-        ((VALUES.int(),), {}, r"values must be a tensor of floats .*, got a tensor of int32 \[2, 3\]"),
-        ((VALUES.numpy(),), {}, r"got an array of float32 \[2, 3\]; torch\.from_numpy makes a tensor of it"),
-        ((VALUES, None, 1, "2"), {}, r"more\[1\] must be an int, got '2'"),
-        ((VALUES,), {"n": 1.0}, r"n must be an int, got 1\.0"),
-        ((VALUES,), {"n": True}, r"n must be an int, got True"),
-        ((VALUES,), {"n": 2**64}, r"n must be an int, got 18446744073709551616"),
-        ((VALUES,), {"scale": "1"}, r"scale must be a number, got '1'"),
-        ((VALUES,), {"scale": math.nan}, r"scale must be a finite number, got nan"),
-        ((VALUES,), {"scale": np.float32("nan")}, r"scale must be a number, got .*nan"),
-        ((VALUES,), {"steps": [1, 2**64]}, r"steps must be an int or a sequence of ints, got the list \[1, 1844674"),
-        ((VALUES,), {"names": {"a": {3: 1.0}}}, r"names\['a'\] must be a sequence of numbers, got the dict"),
-        ((VALUES,), {"method": "Zero"}, r"method must be 'zero', 'mean' or 'resample', got 'Zero'"),
-        ((VALUES,), {"names": {3: [1.0]}}, r"the keys of names must be strings, got 3"),
-        ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
-        ((VALUES,), {"function": {"a": 1}}, r"function must be a function or None, got the dict \{'a': 1\}"),
-        ((VALUES,), {"method": {"a": 1}}, r"method must be 'zero', 'mean' or 'resample', got the dict \{'a': 1\}"),
-        ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
-        ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
-        ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),
-        ((VALUES * math.inf,), {}, r"values has 6 of 6 values that are not finite: NaN or infinite"),
-        ((VALUES,), {"tensor": torch.tensor([1j])}, r"tensor must be real, got a tensor of complex64 \[1\]"),
-        ((VALUES,), {"tensor": torch.ones(3, device="meta")}, r"tensor is on the device 'meta'"),
-        ((VALUES,), {"tensor": torch.ones(3).to_sparse()}, r"tensor is sparse, got a tensor of float32"),
-        ((VALUES,), {"tensor": torch.ones(1).expand(2**40)}, r"tensor has 1\.1e\+12 elements, which repeat"),
-        ((VALUES,), {"model": torch.nn.Linear(2, 1, device="meta")}, r"model has its weights on the device 'meta'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "options", "message"), [
+    (("x",), {}, r"measure\(\): values must be a tensor of floats \[prompt point\], got 'x'"),
+    ((VALUES.int(),), {}, r"values must be a tensor of floats .*, got a tensor of int32 \[2, 3\]"),
+    ((VALUES.numpy(),), {}, r"got an array of float32 \[2, 3\]; torch\.from_numpy makes a tensor of it"),
+    ((VALUES, None, 1, "2"), {}, r"more\[1\] must be an int, got '2'"),
+    ((VALUES,), {"n": 1.0}, r"n must be an int, got 1\.0"),
+    ((VALUES,), {"n": True}, r"n must be an int, got True"),
+    ((VALUES,), {"n": 2**64}, r"n must be an int, got 18446744073709551616"),
+    ((VALUES,), {"scale": "1"}, r"scale must be a number, got '1'"),
+    ((VALUES,), {"scale": math.nan}, r"scale must be a finite number, got nan"),
+    ((VALUES,), {"scale": np.float32("nan")}, r"scale must be a number, got .*nan"),
+    ((VALUES,), {"steps": [1, 2**64]}, r"steps must be an int or a sequence of ints, got the list \[1, 1844674"),
+    ((VALUES,), {"names": {"a": {3: 1.0}}}, r"names\['a'\] must be a sequence of numbers, got the dict"),
+    ((VALUES,), {"method": "Zero"}, r"method must be 'zero', 'mean' or 'resample', got 'Zero'"),
+    ((VALUES,), {"names": {3: [1.0]}}, r"the keys of names must be strings, got 3"),
+    ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
+    ((VALUES,), {"function": {"a": 1}}, r"function must be a function or None, got the dict \{'a': 1\}"),
+    ((VALUES,), {"method": {"a": 1}}, r"method must be 'zero', 'mean' or 'resample', got the dict \{'a': 1\}"),
+    ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
+    ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
+    ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),
+    ((VALUES * math.inf,), {}, r"values has 6 of 6 values that are not finite: NaN or infinite"),
+    ((VALUES,), {"tensor": torch.tensor([1j])}, r"tensor must be real, got a tensor of complex64 \[1\]"),
+    ((VALUES,), {"tensor": torch.ones(3, device="meta")}, r"tensor is on the device 'meta'"),
+    ((VALUES,), {"tensor": torch.ones(3).to_sparse()}, r"tensor is sparse, got a tensor of float32"),
+    ((VALUES,), {"tensor": torch.ones(1).expand(2**40)}, r"tensor has 1\.1e\+12 elements, which repeat"),
+    ((VALUES,), {"model": torch.nn.Linear(2, 1, device="meta")}, r"model has its weights on the device 'meta'"),
+])  # fmt: skip
 def test_errors_name_the_argument_the_value_and_the_allowed_values(arguments, options, message):
     with pytest.raises(ArgumentError, match=message) as caught:
         measure(*arguments, **options)
@@ -246,20 +243,17 @@ class Settings:
         check_fields(self)
 
 
-@pytest.mark.parametrize(
-    ("field", "bad", "allowed"),
-    [
-        ("count", 0, "an int of at least 1"),
-        ("count", True, "an int of at least 1"),
-        ("natural", -1, "an int of at least 0"),
-        ("positive", 0.0, "a number that is positive and finite"),
-        ("positive", math.inf, "a number that is positive and finite"),
-        ("non_negative", -1e-9, "a number of at least 0"),
-        ("fraction", 1.5, "a number from 0 to 1"),
-        ("width", 1, "an int of at least 2 or None"),
-        ("sizes", (3, 0), "a tuple of an int of at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("field", "bad", "allowed"), [
+    ("count", 0, "an int of at least 1"),
+    ("count", True, "an int of at least 1"),
+    ("natural", -1, "an int of at least 0"),
+    ("positive", 0.0, "a number that is positive and finite"),
+    ("positive", math.inf, "a number that is positive and finite"),
+    ("non_negative", -1e-9, "a number of at least 0"),
+    ("fraction", 1.5, "a number from 0 to 1"),
+    ("width", 1, "an int of at least 2 or None"),
+    ("sizes", (3, 0), "a tuple of an int of at least 1"),
+])  # fmt: skip
 def test_fields_are_checked_against_their_constraints(field, bad, allowed):
     with pytest.raises(ArgumentError, match=re.escape(f"Settings(): {field} must be {allowed}, got ")):
         Settings(**{field: bad})
@@ -308,16 +302,13 @@ def test_public_functions_are_pickled_by_the_name_that_users_have():
     assert inspect.signature(algorithms.ridge).parameters["penalty"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: algorithms.ridge(PROMPTS, penalty="0.1"), r"ridge\(\): penalty must be a number .*got '0\.1'"),  # type: ignore[arg-type]
-        (lambda: algorithms.nearest_neighbours(PROMPTS, n_neighbours=1.5), r"n_neighbours must be an int .*got 1\.5"),  # type: ignore[arg-type]
-        (lambda: algorithms.ols(PROMPTS.xs), r"prompts must be Prompts.*, got a tensor of float64 \[2, 4, 3\]"),  # type: ignore[arg-type]
-        (lambda: AlgorithmLearner(3), r"AlgorithmLearner\(\): algorithm must be a function, got 3"),  # type: ignore[arg-type]
-        (lambda: PROMPTS.split("2"), r"Prompts\.split\(\): size must be an int of at least 1, got '2'"),  # type: ignore[arg-type]
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: algorithms.ridge(PROMPTS, penalty="0.1"), r"ridge\(\): penalty must be a number .*got '0\.1'"),  # type: ignore[arg-type]
+    (lambda: algorithms.nearest_neighbours(PROMPTS, n_neighbours=1.5), r"n_neighbours must be an int .*got 1\.5"),  # type: ignore[arg-type]
+    (lambda: algorithms.ols(PROMPTS.xs), r"prompts must be Prompts.*, got a tensor of float64 \[2, 4, 3\]"),  # type: ignore[arg-type]
+    (lambda: AlgorithmLearner(3), r"AlgorithmLearner\(\): algorithm must be a function, got 3"),  # type: ignore[arg-type]
+    (lambda: PROMPTS.split("2"), r"Prompts\.split\(\): size must be an int of at least 1, got '2'"),  # type: ignore[arg-type]
+])  # fmt: skip
 def test_public_functions_report_typos(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()

@@ -129,16 +129,12 @@ def test_pipes_devices_and_endless_files_are_refused_before_they_are_opened(tmp_
         read(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": [' + "[]," * (MOST_VALUES // 2) + "[]]}", "more than 4,000,000 values"),
-        ("{" + '"":0,' * (MOST_VALUES // 2) + '"b":0}', "more than 4,000,000 values"),
-        ('{"a": "\U0001f600' + "x" * MOST_BYTES_OF_WORDS + '"}', "not all of them ASCII"),
-        ('{"a": "' + "x" * MOST_BYTES + '"}', f"has {MOST_BYTES + 9:,} bytes; a file of its kind is read up to"),
-    ],
-    ids=["lists", "names", "letters", "size"],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"a": [' + "[]," * (MOST_VALUES // 2) + "[]]}", "more than 4,000,000 values"),
+    ("{" + '"":0,' * (MOST_VALUES // 2) + '"b":0}', "more than 4,000,000 values"),
+    ('{"a": "\U0001f600' + "x" * MOST_BYTES_OF_WORDS + '"}', "not all of them ASCII"),
+    ('{"a": "' + "x" * MOST_BYTES + '"}', f"has {MOST_BYTES + 9:,} bytes; a file of its kind is read up to"),
+], ids=["lists", "names", "letters", "size"])  # fmt: skip
 def test_json_that_would_fill_the_memory_is_refused(tmp_path, text, message):
     path = tmp_path / "data.json"
     path.write_text(text, encoding="utf-8")

@@ -20,25 +20,21 @@ def prompts():
     return task.sample(5, seed=0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (lambda p: learners.by_prompt_and_prefix(LinearRegression(fit_intercept=False), p), algorithms.ols),
-        (
-            lambda p: learners.by_prompt_and_prefix(Ridge(0.1, fit_intercept=False), p),
-            lambda p: algorithms.ridge(p, penalty=0.1),
-        ),
-        (
-            lambda p: learners.by_prompt_and_prefix(Lasso(0.1, fit_intercept=False, tol=1e-12, max_iter=10**5), p),
-            lambda p: algorithms.lasso(p, penalty=0.1),
-        ),
-        (learners.THEIRS["gelsd"], algorithms.ols),
-        (learners.THEIRS["gelsy"], algorithms.ols),
-        (learners.THEIRS["Cholesky"], algorithms.ols),
-        (learners.nearest_neighbours_by_prefix, algorithms.nearest_neighbours),
-    ],
-    ids=["LinearRegression", "Ridge", "Lasso", "gelsd", "gelsy", "Cholesky", "nearest"],
-)
+@pytest.mark.parametrize(("theirs", "ours"), [
+    (lambda p: learners.by_prompt_and_prefix(LinearRegression(fit_intercept=False), p), algorithms.ols),
+    (
+        lambda p: learners.by_prompt_and_prefix(Ridge(0.1, fit_intercept=False), p),
+        lambda p: algorithms.ridge(p, penalty=0.1),
+    ),
+    (
+        lambda p: learners.by_prompt_and_prefix(Lasso(0.1, fit_intercept=False, tol=1e-12, max_iter=10**5), p),
+        lambda p: algorithms.lasso(p, penalty=0.1),
+    ),
+    (learners.THEIRS["gelsd"], algorithms.ols),
+    (learners.THEIRS["gelsy"], algorithms.ols),
+    (learners.THEIRS["Cholesky"], algorithms.ols),
+    (learners.nearest_neighbours_by_prefix, algorithms.nearest_neighbours),
+], ids=["LinearRegression", "Ridge", "Lasso", "gelsd", "gelsy", "Cholesky", "nearest"])  # fmt: skip
 def test_solvers_predict_as_ours(theirs, ours, prompts):
     np.testing.assert_allclose(theirs(prompts), ours(prompts).predictions[-1, ..., 0], rtol=1e-6, atol=1e-8)
 

@@ -63,14 +63,11 @@ def test_rounds_alternate_and_ratios_are_taken_round_by_round():
     assert (row.value, row.low, row.high, row.spread) == (2.0, mean.low, mean.high, "mean, 95% over 3 prompts")
 
 
-@pytest.mark.parametrize(
-    ("bar", "value", "met"),
-    [
-        (">= 4.0", 4.0, True), (">= 4", 3.99, False), ("<= 1e-5", 2e-5, False), ("<= 1e-5", 1e-6, True),
-        ("< 60", 60.0, False), ("0.995 to 1.005", 1.0, True), ("0.99 to 1.01", 1.02, False), ("1", 0.9, False),
-        ("shown", 3.0, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("bar", "value", "met"), [
+    (">= 4.0", 4.0, True), (">= 4", 3.99, False), ("<= 1e-5", 2e-5, False), ("<= 1e-5", 1e-6, True),
+    ("< 60", 60.0, False), ("0.995 to 1.005", 1.0, True), ("0.99 to 1.01", 1.02, False), ("1", 0.9, False),
+    ("shown", 3.0, None),
+])  # fmt: skip
 def test_bars(bar, value, met):
     row = rows.row("quantity", [value], bar)
     assert row.is_met is met

@@ -176,21 +176,18 @@ def test_every_run_keeps_its_command_and_times(runs, tmp_path):
     assert third["seeds"] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a"], "two checkpoints or more, got 1"),
-        (["b", "again"], r"seeds \[2\] are in more than one"),
-        (["a", "longer"], "trained otherwise.*steps 30 instead of 20"),
-        (["a", "rate"], "trained otherwise.*learning_rate 0.5 instead of 0.001"),
-        (["a", "wider"], "another model.*n_heads 2 instead of 1"),
-        (["both", "both"], "several tasks"),
-        (["a", {"steps_done": 10}], "has done 10 steps, .* 20"),
-        (["a", {"training": None}], "no 'training'"),
-        (["a", {"curve": {"eval_step": [0], "eval_loss": [[1.0, 1.0]]}}], "curve of .* other steps"),
-        (["a", {"bare": True}], "snapshots"),
-    ],
-)
+@pytest.mark.parametrize(("names", "message"), [
+    (["a"], "two checkpoints or more, got 1"),
+    (["b", "again"], r"seeds \[2\] are in more than one"),
+    (["a", "longer"], "trained otherwise.*steps 30 instead of 20"),
+    (["a", "rate"], "trained otherwise.*learning_rate 0.5 instead of 0.001"),
+    (["a", "wider"], "another model.*n_heads 2 instead of 1"),
+    (["both", "both"], "several tasks"),
+    (["a", {"steps_done": 10}], "has done 10 steps, .* 20"),
+    (["a", {"training": None}], "no 'training'"),
+    (["a", {"curve": {"eval_step": [0], "eval_loss": [[1.0, 1.0]]}}], "curve of .* other steps"),
+    (["a", {"bare": True}], "snapshots"),
+])  # fmt: skip
 def test_runs_that_differ_are_refused(runs, names, message, tmp_path):
     folders = [runs[name] if isinstance(name, str) else changed(runs["b"], tmp_path / "x", **name) for name in names]
     with pytest.raises(CheckpointError, match=message):

@@ -49,17 +49,14 @@ def test_one_flipped_bit_in_the_weights_is_noticed(folder, name):
     refused(folder, rf"{name} was changed after the checkpoint was saved")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_wheels": 4}, r"no field \['n_wheels'\]"),
-        ({"x_dim": "3"}, "x_dim must be an int"),
-        ({"damping": float("nan")}, r"damping('\])? must be a finite number"),
-        ({"act_fn": "__import__('os')"}, "act_fn="),
-        ({"attention": ["linear"]}, "attention must be"),
-        ({"device": "meta"}, "device is not a field"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"n_wheels": 4}, r"no field \['n_wheels'\]"),
+    ({"x_dim": "3"}, "x_dim must be an int"),
+    ({"damping": float("nan")}, r"damping('\])? must be a finite number"),
+    ({"act_fn": "__import__('os')"}, "act_fn="),
+    ({"attention": ["linear"]}, "attention must be"),
+    ({"device": "meta"}, "device is not a field"),
+])  # fmt: skip
 def test_a_config_that_makes_no_model_is_refused_even_with_its_digest(folder, change, message):
     edit(folder / "config.json", lambda config: config.update(change))
     refused(folder, r"config\.json")
@@ -72,19 +69,16 @@ def cut(n):
     return lambda weights: weights.update({name: tensor[:n].clone() for name, tensor in weights.items()})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 5)}), r"W_Q must be \[seed, 1, 4, 4\], got \[2, 1, 4, 5\]"),
-        (lambda w: w.update({W_Q: torch.tensor(0.0)}), r"W_Q must be \[seed, 1, 4, 4\], got \[\]"),
-        (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"the seeds; theirs have sizes \[2, 3\]"),
-        (lambda w: w.update({W_Q: w[W_Q].double()}), r"W_Q must be torch\.float32.*got torch\.float64"),
-        (lambda w: w.pop(W_Q), r"missing \['blocks\.0\.attn\.W_Q'\]"),
-        (lambda w: w.update(extra=torch.zeros(2)), r"not expected \['extra'\]"),
-        (cut(0), r"the seeds; theirs have sizes \[0\]"),
-        (cut(1), r"1 models for the seeds \[5, 9\]"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda w: w.update({W_Q: torch.zeros(2, 1, 4, 5)}), r"W_Q must be \[seed, 1, 4, 4\], got \[2, 1, 4, 5\]"),
+    (lambda w: w.update({W_Q: torch.tensor(0.0)}), r"W_Q must be \[seed, 1, 4, 4\], got \[\]"),
+    (lambda w: w.update({W_Q: torch.zeros(3, 1, 4, 4)}), r"the seeds; theirs have sizes \[2, 3\]"),
+    (lambda w: w.update({W_Q: w[W_Q].double()}), r"W_Q must be torch\.float32.*got torch\.float64"),
+    (lambda w: w.pop(W_Q), r"missing \['blocks\.0\.attn\.W_Q'\]"),
+    (lambda w: w.update(extra=torch.zeros(2)), r"not expected \['extra'\]"),
+    (cut(0), r"the seeds; theirs have sizes \[0\]"),
+    (cut(1), r"1 models for the seeds \[5, 9\]"),
+])  # fmt: skip
 def test_weights_that_do_not_fit_the_config_are_refused_even_with_their_digest(folder, change, message):
     change_tensors(folder, change)
     refused(folder, message)
@@ -96,32 +90,26 @@ def test_a_record_without_digests_is_refused(folder, digests):
     refused(folder, "lacks the digests")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"curve": 3}, "curve must be an object"),
-        ({"curve": {"eval_loss": 3}}, r"curve\.eval_loss must be a list of lists of 2"),
-        ({"curve": {"eval_loss": [[1.0]]}}, r"curve\.eval_loss must be a list of lists of 2"),
-        ({"curve": {"eval_loss": [["low", 1]]}}, r"every loss of curve\.eval_loss must be a number"),
-        ({"training": []}, "training must be an object"),
-        ({"training": {"more_tasks": 3}}, r"training\.more_tasks must be a list"),
-        ({"seeds": 3}, "2 models for the seeds 3"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"curve": 3}, "curve must be an object"),
+    ({"curve": {"eval_loss": 3}}, r"curve\.eval_loss must be a list of lists of 2"),
+    ({"curve": {"eval_loss": [[1.0]]}}, r"curve\.eval_loss must be a list of lists of 2"),
+    ({"curve": {"eval_loss": [["low", 1]]}}, r"every loss of curve\.eval_loss must be a number"),
+    ({"training": []}, "training must be an object"),
+    ({"training": {"more_tasks": 3}}, r"training\.more_tasks must be a list"),
+    ({"seeds": 3}, "2 models for the seeds 3"),
+])  # fmt: skip
 def test_a_record_that_no_training_writes_is_refused(folder, changes, message):
     sign(folder)
     edit(folder / "record.json", lambda record: record.update(changes))
     refused(folder, message)
 
 
-@pytest.mark.parametrize(
-    ("change", "steps", "message"),
-    [
-        *((lambda w: None, steps, r"snapshots\.safetensors: ") for steps in ("0,10,20", "0", "", "0,ten")),
-        (lambda w: w.update(extra=torch.zeros(2, 2, 2)), "0,10", "not a snapshot of a weight"),
-        (lambda w: w.update({W_Q: torch.zeros(2, 1, 5)}), "0,10", "not a snapshot of a weight"),
-    ],
-)
+@pytest.mark.parametrize(("change", "steps", "message"), [
+    *((lambda w: None, steps, r"snapshots\.safetensors: ") for steps in ("0,10,20", "0", "", "0,ten")),
+    (lambda w: w.update(extra=torch.zeros(2, 2, 2)), "0,10", "not a snapshot of a weight"),
+    (lambda w: w.update({W_Q: torch.zeros(2, 1, 5)}), "0,10", "not a snapshot of a weight"),
+])  # fmt: skip
 def test_snapshots_that_do_not_fit_are_refused(folder, change, steps, message):
     change_tensors(folder, change, "snapshots", steps)
     refused(folder, message)
@@ -138,27 +126,24 @@ def written(folder: Path, cfg, **changes) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("cfg", "changes", "message"),
-    [
-        (PLAIN, {"n_layers": 10**6}, "those of 2 layers, n_layers=1000000"),
-        (PLAIN, {"n_layers": 10**6, "attention": ",".join(["relu", "linear"] * 5 * 10**4)}, r"layers|attention"),
-        (PLAIN, {"n_layers": 1}, "those of 2 layers, n_layers=1"),
-        (PLAIN, {"recurrent": True, "n_layers": 10**6}, "those of 2 layers"),
-        (CONFIGS["recurrent"], {"n_layers": 10**6}, "1 models of n_layers=1,000,000 are more than the 10,000 layers"),
-        (PLAIN, {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed, 1, 20000, 20000\]"),
-        (PLAIN, {"x_dim": 10**9, "d_model": 10**9 + 1, "d_head": 10**9 + 1}, r"must be \[seed"),
-        (LEARNED, {"d_mlp": 10**12}, r"must be \[seed, .*1000000000000"),
-        (LEARNED, {"n_context": 10**9, "n_ctx": 2 * 10**9 + 1}, r"W_pos must be \[seed, 2000000001, 8\]"),
-        (LEARNED, {"n_heads": 10**9, "d_head": 4}, r"must be \[seed, 1000000000"),
-        (CONFIGS["gradient descent"], {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed"),
-        (LSTM, {"n_layers": 10**6}, "those of 2 layers"),
-        (LSTM, {"d_model": 20_000}, r"must be \[seed"),
-        (PLAIN, {"d_model": 10**15, "d_head": 10**15}, "no model has the sizes"),
-        (PLAIN, {"x_dim": 10**400}, "config.json"),
-        (PLAIN, {"act_fn": "x" * 2**21}, "config.json has 2,09.,... bytes; a file of its kind is read up to 1,048,576"),
-    ],
-)
+@pytest.mark.parametrize(("cfg", "changes", "message"), [
+    (PLAIN, {"n_layers": 10**6}, "those of 2 layers, n_layers=1000000"),
+    (PLAIN, {"n_layers": 10**6, "attention": ",".join(["relu", "linear"] * 5 * 10**4)}, r"layers|attention"),
+    (PLAIN, {"n_layers": 1}, "those of 2 layers, n_layers=1"),
+    (PLAIN, {"recurrent": True, "n_layers": 10**6}, "those of 2 layers"),
+    (CONFIGS["recurrent"], {"n_layers": 10**6}, "1 models of n_layers=1,000,000 are more than the 10,000 layers"),
+    (PLAIN, {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed, 1, 20000, 20000\]"),
+    (PLAIN, {"x_dim": 10**9, "d_model": 10**9 + 1, "d_head": 10**9 + 1}, r"must be \[seed"),
+    (LEARNED, {"d_mlp": 10**12}, r"must be \[seed, .*1000000000000"),
+    (LEARNED, {"n_context": 10**9, "n_ctx": 2 * 10**9 + 1}, r"W_pos must be \[seed, 2000000001, 8\]"),
+    (LEARNED, {"n_heads": 10**9, "d_head": 4}, r"must be \[seed, 1000000000"),
+    (CONFIGS["gradient descent"], {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed"),
+    (LSTM, {"n_layers": 10**6}, "those of 2 layers"),
+    (LSTM, {"d_model": 20_000}, r"must be \[seed"),
+    (PLAIN, {"d_model": 10**15, "d_head": 10**15}, "no model has the sizes"),
+    (PLAIN, {"x_dim": 10**400}, "config.json"),
+    (PLAIN, {"act_fn": "x" * 2**21}, "config.json has 2,09.,... bytes; a file of its kind is read up to 1,048,576"),
+])  # fmt: skip
 def test_a_config_that_claims_more_than_the_weights_is_refused_before_anything_is_made(tmp_path, cfg, changes, message):
     folder = written(tmp_path / "mine", cfg, **changes)
     with bounded(), pytest.raises(CheckpointError, match=message):

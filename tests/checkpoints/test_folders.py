@@ -158,20 +158,17 @@ def test_the_parts_of_several_tasks_are_the_checkpoints_of_each_alone(tmp_path):
                 torch.testing.assert_close(weight.detach(), weights[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("n_models", "record", "message"),
-    [
-        (5, {"training": {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK)]}}, "5 models for 2 tasks"),
-        (
-            6,
-            {"training": {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK)], "seeds": [0, 1]}},
-            "6 models",
-        ),
-        (1, {}, "mine: no usable task in its record"),
-        (1, {"training": {}}, "mine: no usable task in its record"),
-        (1, {"training": {"task": {"type": "Chess"}}}, "mine: no usable task in its record"),
-    ],
-)
+@pytest.mark.parametrize(("n_models", "record", "message"), [
+    (5, {"training": {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK)]}}, "5 models for 2 tasks"),
+    (
+        6,
+        {"training": {"task": task_to_dict(TASK), "more_tasks": [task_to_dict(TASK)], "seeds": [0, 1]}},
+        "6 models",
+    ),
+    (1, {}, "mine: no usable task in its record"),
+    (1, {"training": {}}, "mine: no usable task in its record"),
+    (1, {"training": {"task": {"type": "Chess"}}}, "mine: no usable task in its record"),
+])  # fmt: skip
 def test_records_without_tasks_or_with_too_few_models_have_no_parts(n_models, record, message):
     with pytest.raises(CheckpointError, match=message):
         Checkpoint("mine", seeds_of(PLAIN, n_models), record).by_task()
@@ -276,21 +273,18 @@ def killed_at(moment, run) -> bool:
 DIFFERENT = [random_model(CONFIGS["float64"]), random_model(CONFIGS["recurrent"])]
 
 
-@pytest.mark.parametrize(
-    ("models", "record", "error", "words"),
-    [
-        (None, {"curve": [1.0, float("nan")]}, ArgumentError, "curve"),
-        (None, {"task": object()}, ArgumentError, "task"),
-        (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON data .*, got set"),
-        (None, {"x": [{"y": {(1, 2): 3}}]}, ArgumentError, r"the keys of record\['x'\]\[0\]\['y'\] must be text"),
-        (None, {"seeds": [1]}, ValueError, "2 models for the seeds"),
-        (None, {"seeds": [1, 2, 3]}, ValueError, "2 models for the seeds"),
-        (None, {"curve": {"step": [0] * 1001}}, ValueError, r"record.json .* more than 1,000 values"),
-        (None, {"words": "x" * 2**26}, ValueError, "67,108,864 are read"),
-        ([], {}, ValueError, "models with the same config"),
-        (DIFFERENT, {}, ValueError, "models with the same config"),
-    ],
-)
+@pytest.mark.parametrize(("models", "record", "error", "words"), [
+    (None, {"curve": [1.0, float("nan")]}, ArgumentError, "curve"),
+    (None, {"task": object()}, ArgumentError, "task"),
+    (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON .*, got set"),
+    (None, {"x": [{"y": {(1, 2): 3}}]}, ArgumentError, r"the keys of record\['x'\]\[0\]\['y'\] must be text"),
+    (None, {"seeds": [1]}, ValueError, "2 models for the seeds"),
+    (None, {"seeds": [1, 2, 3]}, ValueError, "2 models for the seeds"),
+    (None, {"curve": {"step": [0] * 1001}}, ValueError, r"record.json .* more than 1,000 values"),
+    (None, {"words": "x" * 2**26}, ValueError, "67,108,864 are read"),
+    ([], {}, ValueError, "models with the same config"),
+    (DIFFERENT, {}, ValueError, "models with the same config"),
+])  # fmt: skip
 def test_a_save_that_is_refused_leaves_the_old_checkpoint(folder, monkeypatch, models, record, error, words):
     monkeypatch.setattr("mechicl.base.files.MOST_VALUES", 1000)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -15,6 +15,7 @@ from transformer_lens import (
     HookedTransformerConfig,
     HookedTransformerKeyValueCache,
     SVDInterpreter,
+    evals,
     head_detector,
     patching,
     utils,
@@ -187,7 +188,27 @@ if model.cfg.n_key_value_heads is None:
     vectors = SVDInterpreter(model).get_singular_vectors("OV", layer_index=0, head_index=0, num_vectors=4)
     assert vectors.shape == (model.cfg.d_vocab, 1, 4)
 
-# Cell 9: generation, padding, cached keys and values
+# Cell 9: neurons, biases and single parts, a copy from the config, a step of training
+assert cache.stack_neuron_results(layer=1, pos_slice=-1).shape == (model.cfg.d_mlp, 1, model.cfg.d_model)
+assert cache.get_neuron_results(1, neuron_slice=5, pos_slice=-1).isfinite().all()
+assert model.accumulated_bias(2).shape == model.accumulated_bias(1, mlp_input=True).shape == (model.cfg.d_model,)
+normed = model.blocks[0].ln1(embedded)
+attention = model.blocks[0].attn(query_input=normed, key_input=normed, value_input=normed)
+assert torch.allclose(attention, cache["attn_out", 0], atol=1e-5)
+assert torch.allclose(model.blocks[0](embedded), cache["resid_post", 0], atol=1e-5)
+assert len(list(model.hook_points())) == len(model.hook_dict) and "blocks.0.attn" in model.mod_dict
+other = HookedTransformer(HookedTransformerConfig.from_dict(dict(model.cfg.to_dict())), tokenizer=model.tokenizer)
+other.load_state_dict(model.state_dict())
+assert torch.equal(other(tokens), model(tokens)) and other.cfg.n_params == model.cfg.n_params
+with torch.enable_grad():
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    before = other(tokens, return_type="loss")
+    before.backward()
+    optimizer.step()
+assert other(tokens, return_type="loss") < before
+assert evals.sanity_check(model).isfinite()
+
+# Cell 10: generation, padding, cached keys and values
 options = {"max_new_tokens": 4, "do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
 assert torch.equal(model.generate(tokens, **options), model.generate(tokens, use_past_kv_cache=False, **options))
 assert torch.equal(model.generate(tokens, **options)[:, 10], logits[:, -1].argmax(-1))
@@ -200,7 +221,7 @@ for _ in range(2):  # a frozen one does not grow
     rest = model(tokens[:, 6:], past_kv_cache=past)
     assert torch.allclose(torch.cat([first, rest], dim=1), logits, atol=1e-5)
 
-# Cell 10: weights, devices, dtypes
+# Cell 11: weights, devices, dtypes
 log_probs_before = logits.log_softmax(-1)
 state = model.state_dict()
 for step in (model.fold_layer_norm, model.center_unembed):

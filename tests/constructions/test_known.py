@@ -114,7 +114,7 @@ def test_the_table_has_one_row_per_certificate_with_the_sizes_of_its_model(table
     assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
-    frame = certificates_table(n_prompts=16)
+    frame = certificates_table()
     assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
     assert not frame.duplicated(["theorem", "statement"]).any()
 
@@ -124,23 +124,19 @@ IDS = torch.randint(4, (128, 6), generator=torch.Generator().manual_seed(0))
 PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(16, seed=0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"attention": "softmax", "d_mlp": 5, "act_fn": "relu"},
-        {"attention": "linear,softmax", "score_scale": 2.0, "sink": "none"},
-        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
-        {"prompt_format": "interleaved", "positional_embedding_type": "standard", "attention": "softmax"},
-        {"positional_embedding_type": "one_hot", "read_in": "identity", "read_out": "identity", "d_model": 13},
-        {"recurrent": True, "d_mlp": 4, "damping": 0.5},
-        {"share_mlp": True, "d_mlp": 4, "act_fn": "square"},
-        {"mlp_location": "input", "d_mlp": 4},
-        {"attention": "softmax", "sink": "learned", "keys": "full"},
-        {"prompt_format": "interleaved", "momentum": 0.5},
-    ],
-    ids=lambda config: ", ".join(f"{k}={v}" for k, v in config.items()) or "plain",
-)
+@pytest.mark.parametrize("config", [
+    {},
+    {"attention": "softmax", "d_mlp": 5, "act_fn": "relu"},
+    {"attention": "linear,softmax", "score_scale": 2.0, "sink": "none"},
+    {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+    {"prompt_format": "interleaved", "positional_embedding_type": "standard", "attention": "softmax"},
+    {"positional_embedding_type": "one_hot", "read_in": "identity", "read_out": "identity", "d_model": 13},
+    {"recurrent": True, "d_mlp": 4, "damping": 0.5},
+    {"share_mlp": True, "d_mlp": 4, "act_fn": "square"},
+    {"mlp_location": "input", "d_mlp": 4},
+    {"attention": "softmax", "sink": "learned", "keys": "full"},
+    {"prompt_format": "interleaved", "momentum": 0.5},
+], ids=lambda config: ", ".join(f"{k}={v}" for k, v in config.items()) or "plain")  # fmt: skip
 @pytest.mark.parametrize("reads_junk", [False, True])
 def test_all_kinds_of_models_keep_their_function(config, reads_junk):
     model = random_model(**config)
@@ -235,16 +231,12 @@ def test_training_recovers_what_the_projection_lost_or_is_discarded():
         assert each.trained == pytest.approx((each.model(IDS) - model(IDS)).square().mean().item())
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"d_mlp": 5, "act_fn": "relu", "attention": "softmax", "sink": "learned"},
-        {"mlp_location": "input", "d_mlp": 4},
-        {"recurrent": True, "damping": 0.5},
-        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("config", [
+    {"d_mlp": 5, "act_fn": "relu", "attention": "softmax", "sink": "learned"},
+    {"mlp_location": "input", "d_mlp": 4},
+    {"recurrent": True, "damping": 0.5},
+    {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+], ids=str)  # fmt: skip
 def test_a_projection_of_full_width_changes_no_predictions(config):
     model = random_model(**{"d_model": 12, **config})
     narrow = compress(model, PROMPTS, d_model=12, steps=0, progress=False)

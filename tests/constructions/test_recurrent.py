@@ -56,13 +56,10 @@ def test_the_context_given_twice_is_two_epochs_and_two_layers_are_not():
     assert np.abs(again.detach().numpy() - two_epochs).max() > 0.01 * np.abs(two_epochs).max()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("online_gradient_descent", {"step_size": 0.3}), ("recursive_least_squares", {"penalty": 0.2}),
-        ("discounted_gradient_descent", {"step_size": 0.3}), ("discounted_averaging", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options"), [
+    ("online_gradient_descent", {"step_size": 0.3}), ("recursive_least_squares", {"penalty": 0.2}),
+    ("discounted_gradient_descent", {"step_size": 0.3}), ("discounted_averaging", {}),
+])  # fmt: skip
 def test_hidden_layers_predict_the_same(name: str, options: dict[str, Any]):
     prompts = random_prompts(7, 3, 2, n_prompts=8)
     for discount in (1.0, 0.9):

@@ -92,16 +92,13 @@ def test_biases_count_and_a_part_that_reads_nothing_is_on_no_path():
 
 
 @pytest.mark.parametrize("distractors", [0, 2])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.1, gamma=0.1, steps=3),
-        lambda: constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.1, steps=3),
-        lambda: constructions.newton(x_dim=2, n_context=5, steps=2, alpha=0.1),
-        lambda: constructions.copy_then_gradient_descent(x_dim=2, n_context=4, step_size=0.1),
-        lambda: constructions.induction(d_vocab=5, n_ctx=6, n_heads=2, seed=1),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: constructions.gd_plus_plus(x_dim=3, n_context=5, step_size=0.1, gamma=0.1, steps=3),
+    lambda: constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.1, steps=3),
+    lambda: constructions.newton(x_dim=2, n_context=5, steps=2, alpha=0.1),
+    lambda: constructions.copy_then_gradient_descent(x_dim=2, n_context=4, step_size=0.1),
+    lambda: constructions.induction(d_vocab=5, n_ctx=6, n_heads=2, seed=1),
+])  # fmt: skip
 def test_hiding_does_not_change_the_circuit(make, distractors):
     model = make()
     circuit = weights_circuit(model)
@@ -109,17 +106,13 @@ def test_hiding_does_not_change_the_circuit(make, distractors):
     assert weights_circuit(hide(model, seed=3, distractors=distractors).model) == circuit
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"d_mlp": 5, "attn_bias": True, "read_bias": True},
-        {"attention": "softmax", "sink": "learned", "d_mlp": 3, "act_fn": "relu"},
-        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
-        {"mlp_location": "input", "d_mlp": 4, "recurrent": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("config", [
+    {},
+    {"d_mlp": 5, "attn_bias": True, "read_bias": True},
+    {"attention": "softmax", "sink": "learned", "d_mlp": 3, "act_fn": "relu"},
+    {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+    {"mlp_location": "input", "d_mlp": 4, "recurrent": True},
+], ids=str)  # fmt: skip
 def test_in_random_weights_everything_reads_everything(config):
     model = random_model(**config)
     circuit = weights_circuit(model)

@@ -227,16 +227,13 @@ STEP_BOUND, ALPHA_BOUND = 2 / LARGEST, 2 / LARGEST**2
 KERNEL = {"weights": torch.eye(3), "act_fn": "identity", "y_dim": 2, "n_context": 8}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter", "bound", "arguments"),
-    [
-        ("gradient_descent", "step_size", STEP_BOUND, WIDE),
-        ("gd_plus_plus", "step_size", STEP_BOUND, {**WIDE, "gamma": 0.0}),
-        ("copy_then_gradient_descent", "step_size", STEP_BOUND, WIDE),
-        ("kernel_gradient_descent", "step_size", STEP_BOUND, KERNEL),
-        ("newton", "alpha", ALPHA_BOUND, WIDE),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameter", "bound", "arguments"), [
+    ("gradient_descent", "step_size", STEP_BOUND, WIDE),
+    ("gd_plus_plus", "step_size", STEP_BOUND, {**WIDE, "gamma": 0.0}),
+    ("copy_then_gradient_descent", "step_size", STEP_BOUND, WIDE),
+    ("kernel_gradient_descent", "step_size", STEP_BOUND, KERNEL),
+    ("newton", "alpha", ALPHA_BOUND, WIDE),
+])  # fmt: skip
 def test_a_warning_names_the_bound_if_several_steps_exceed_it_on_known_prompts(name, parameter, bound, arguments):
     def build(share, **more):
         getattr(constructions, name)(**{parameter: share * bound}, **arguments, **more)

@@ -64,17 +64,14 @@ def test_cases_have_time_limits_and_their_own_processes():
     assert len(outcomes[4].text) == 200_000
 
 
-@pytest.mark.parametrize(
-    ("call", "name", "value", "kind"),
-    [
-        (partial(ridge, None, penalty="x"), "prompts", None, Kind.NAMED),  # type: ignore[arg-type]
-        (partial(ridge, None, penalty="x"), "steps", object(), Kind.UNNAMED),  # type: ignore[arg-type]
-        (partial(torch.ones, -1), "n", -1, Kind.RAW),
-        (partial(read_json, Path("/nonexistent")), "path", Path("/nonexistent"), Kind.NAMED),
-        (partial(torch.empty, 2**45), "n", 2**45, Kind.LARGE),
-        (raise_user_error, "function", raise_user_error, Kind.USERS),
-    ],
-)
+@pytest.mark.parametrize(("call", "name", "value", "kind"), [
+    (partial(ridge, None, penalty="x"), "prompts", None, Kind.NAMED),  # type: ignore[arg-type]
+    (partial(ridge, None, penalty="x"), "steps", object(), Kind.UNNAMED),  # type: ignore[arg-type]
+    (partial(torch.ones, -1), "n", -1, Kind.RAW),
+    (partial(read_json, Path("/nonexistent")), "path", Path("/nonexistent"), Kind.NAMED),
+    (partial(torch.empty, 2**45), "n", 2**45, Kind.LARGE),
+    (raise_user_error, "function", raise_user_error, Kind.USERS),
+])  # fmt: skip
 def test_errors_are_judged(call, name, value, kind):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         call()

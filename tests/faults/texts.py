@@ -104,7 +104,7 @@ PLACES: dict[str, Callable[[str, Path], Path]] = {
         folder / "attention.html"
     ),
     "tokens of an attention figure": lambda text, folder: Path(
-        viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"], title=text), folder / "a.html")
+        viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"]), folder / "a.html")
     ),
     "a checkpoint's record in a report": _checkpoint, "every text of a page": _page, "axes of a figure": _figure,
     "a sweep's page": _sweep, "labels of the widget": _widget, "rows of a comparison": _comparison,

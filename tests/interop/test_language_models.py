@@ -150,15 +150,12 @@ def test_gguf_needs_its_package(monkeypatch, tmp_path):
         load_language_model(tmp_path, gguf_file="weights.gguf")
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected", "named"),
-    [
-        (OSError("couldn't connect to the hub"), OSError, "network"),
-        (MemoryError(), MemoryError, "dtype"),
-        (ValueError("Unsupported architecture: XForCausalLM"), ValueError, "does not support"),
-        (ValueError("something else"), ValueError, "something else"),
-    ],
-)
+@pytest.mark.parametrize(("raised", "expected", "named"), [
+    (OSError("couldn't connect to the hub"), OSError, "network"),
+    (MemoryError(), MemoryError, "dtype"),
+    (ValueError("Unsupported architecture: XForCausalLM"), ValueError, "does not support"),
+    (ValueError("something else"), ValueError, "something else"),
+])  # fmt: skip
 def test_errors_name_the_model_and_the_fix(monkeypatch, raised, expected, named):
     def fail(*args, **options):
         raise raised

@@ -20,24 +20,20 @@ ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{i + 1}: &a{i + 1} [{nine}]" for i, nin
 MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{i + 1}: &a{i + 1} {{<<: [{nine}]}}" for i, nine in enumerate(NINE))])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (ALIASES, r"references \(\*a0\)"),
-        (MERGES, r"references \(\*a0\)"),
-        ("&a [*a]", r"references \(\*a\)"),
-        ("model: {<<: {n_embd: 3}}", "merging mappings"),
-        ("a: " + "[" * 20_000, "not plain YAML: it has more than 500 brackets"),
-        ("a: " + "9" * 20_000, "not plain YAML"),
-        ("a: 2001-99-99", "not plain YAML"),
-        ("a: !!bool perhaps", "not plain YAML"),
-        ("a: !!int ''", "not plain YAML"),
-        ("a: !!python/object/apply:os.getcwd []", "not plain YAML"),
-        ("a: \x00", "not plain YAML"),
-        ("x" * (MOST_YAML + 1), "read up to 32,768"),
-    ],
-    ids=["aliases", "merges", "itself", "merge", "depth", "digits", "date", "flag", "number", "object", "zero", "size"],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (ALIASES, r"references \(\*a0\)"),
+    (MERGES, r"references \(\*a0\)"),
+    ("&a [*a]", r"references \(\*a\)"),
+    ("model: {<<: {n_embd: 3}}", "merging mappings"),
+    ("a: " + "[" * 20_000, "not plain YAML: it has more than 500 brackets"),
+    ("a: " + "9" * 20_000, "not plain YAML"),
+    ("a: 2001-99-99", "not plain YAML"),
+    ("a: !!bool perhaps", "not plain YAML"),
+    ("a: !!int ''", "not plain YAML"),
+    ("a: !!python/object/apply:os.getcwd []", "not plain YAML"),
+    ("a: \x00", "not plain YAML"),
+    ("x" * (MOST_YAML + 1), "read up to 32,768"),
+], ids=lambda value: value[:12])  # fmt: skip
 def test_hostile_yaml_is_refused(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -78,16 +74,12 @@ class Call:
         return self.function, self.arguments
 
 
-@pytest.mark.parametrize(
-    ("structure", "message"),
-    [
-        (pickle.dumps(Call(os.getcwd), 2), "getcwd"),
-        (b"\x80\x02ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R.", "FloatStorage|REDUCE|reduce|callable"),
-        (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl has 1,048,577 bytes"),
-        (b"", ""),
-    ],
-    ids=["class", "storage", "size", "empty"],
-)
+@pytest.mark.parametrize(("structure", "message"), [
+    (pickle.dumps(Call(os.getcwd), 2), "getcwd"),
+    (b"\x80\x02ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R.", "FloatStorage|REDUCE|reduce|callable"),
+    (b"(" * MOST_STRUCTURE + b"x", r"data\.pkl has 1,048,577 bytes"),
+    (b"", ""),
+], ids=["class", "storage", "size", "empty"])  # fmt: skip
 def test_structures_other_than_tensors_and_plain_data_are_refused(tmp_path, structure, message):
     path = archive(tmp_path / "state.pt", structure)
     with bounded(), pytest.raises(ValueError, match=f"state.pt is not a checkpoint of tensors.*({message})"):
@@ -102,16 +94,13 @@ def saved(path: Path, data) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"a": torch.zeros(1).expand(10**6, 10**4)}, "repeat or share"),
-        ({str(i): BASE.view(-1) for i in range(100)}, "repeat or share"),
-        ({"a": torch.zeros(3).to_sparse()}, "sparse"),
-        ({"a": torch.zeros(10**6, device="meta")}, "meta"),
-        ({"a": torch.complex(torch.zeros(2), torch.zeros(2))}, "complex"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    ({"a": torch.zeros(1).expand(10**6, 10**4)}, "repeat or share"),
+    ({str(i): BASE.view(-1) for i in range(100)}, "repeat or share"),
+    ({"a": torch.zeros(3).to_sparse()}, "sparse"),
+    ({"a": torch.zeros(10**6, device="meta")}, "meta"),
+    ({"a": torch.complex(torch.zeros(2), torch.zeros(2))}, "complex"),
+])  # fmt: skip
 def test_tensors_with_more_elements_than_the_file_are_refused(tmp_path, data, message):
     path = saved(tmp_path / "state.pt", data)
     with bounded(), pytest.raises(ValueError, match=f"state.pt is not a checkpoint of tensors.*{message}"):
@@ -194,15 +183,12 @@ def test_a_weight_under_many_names_is_refused(tmp_path):
         load_garg_state(saved(tmp_path / "state.pt", dict.fromkeys(names, BASE)))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_layer": 10**6}, r"no '_backbone\.h\.1\."),
-        ({"n_embd": 20_000}, r"_read_in\.weight must be \(20000, 2\)"),
-        ({"n_positions": 10**9}, r"wpe\.weight must be \(2000000000, 8\)"),
-        ({"n_dims": 10**100}, "n_dims must be an int"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"n_layer": 10**6}, r"n_layer=1000000, but the state dict has"),
+    ({"n_embd": 20_000}, r"_read_in\.weight must be \(20000, 2\)"),
+    ({"n_positions": 10**9}, r"wpe\.weight must be \(2000000000, 8\)"),
+    ({"n_dims": 10**100}, "n_dims must be an int"),
+])  # fmt: skip
 def test_a_config_that_claims_more_than_the_weights_is_refused(tmp_path, change, message):
     config = {"n_dims": 2, "n_positions": 3, "n_embd": 8, "n_layer": 1, "n_head": 2}
     sizes = {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}

@@ -43,18 +43,14 @@ def loop(make, prompts: Prompts, least: int) -> np.ndarray:
     return predictions
 
 
-@pytest.mark.parametrize(
-    ("make", "least"),
-    [
-        (LinearRegression, 1),
-        (lambda: DecisionTreeRegressor(max_features=1, random_state=0), 1),
-        (lambda: KNeighborsRegressor(3), 3),
-        (lambda: LassoCV(cv=4, alphas=5), 4),
-        (lambda: make_pipeline(StandardScaler(), SVR()), 1),
-        (lambda: GridSearchCV(Ridge(), {"alpha": [0.1, 10.0]}, cv=3, scoring="neg_mean_squared_error"), 3),
-    ],
-    ids=["linear", "tree", "neighbours", "lasso", "pipeline", "search"],
-)
+@pytest.mark.parametrize(("make", "least"), [
+    (LinearRegression, 1),
+    (lambda: DecisionTreeRegressor(max_features=1, random_state=0), 1),
+    (lambda: KNeighborsRegressor(3), 3),
+    (lambda: LassoCV(cv=4, alphas=5), 4),
+    (lambda: make_pipeline(StandardScaler(), SVR()), 1),
+    (lambda: GridSearchCV(Ridge(), {"alpha": [0.1, 10.0]}, cv=3, scoring="neg_mean_squared_error"), 3),
+], ids=["linear", "tree", "neighbours", "lasso", "pipeline", "search"])  # fmt: skip
 @pytest.mark.parametrize("y_dim", [1, 2])
 def test_every_prefix_is_a_fit_of_its_own(make, least, y_dim):
     prompts = sampled(2, y_dim=y_dim)

@@ -138,26 +138,23 @@ MEANS = running_means(SOME)
 FIVE = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        *(
-            (lambda shape=shape: MEANS.step_errors(some_prompts(**shape)), r"\(1, 3, 4, 2\) do not fit Prompts")
-            for shape in ({"n_prompts": 1}, {"n_points": 1}, {"y_dim": 1}, {"n_points": 5}, {"n_prompts": 2})
-        ),  # the first three would be broadcast
-        (lambda: Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1)), "3 steps for 2 slices"),
-        (lambda: Trajectory((1,), torch.zeros(1, 3, 4, 1), "", torch.zeros(1, 3, 4, 2, 2)), "weights .* do not fit"),
-        (lambda: AlgorithmLearner(lambda prompts: prompts.ys).trajectory(SOME, with_weights=True), "has no weights"),
-        (lambda: AlgorithmLearner(lambda prompts: 1.0).predict(FIVE), "predictions .*, got float"),
-        (lambda: AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(FIVE), r"got the shape \(3, 5\)"),
-        (lambda: AlgorithmFamily(algorithms.ridge, "penalty", ()), "values of penalty"),
-        (lambda: named_learners([abs]), r"'builtin_function_or_method'.* is not a learner"),
-        (
-            lambda: squared_errors(AlgorithmLearner(algorithms.ols), SOME, at="Query"),  # type: ignore[arg-type]
-            "at must be 'query' or 'points', got 'Query'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "words"), [
+    *(
+        (lambda shape=shape: MEANS.step_errors(some_prompts(**shape)), r"\(1, 3, 4, 2\) do not fit Prompts")
+        for shape in ({"n_prompts": 1}, {"n_points": 1}, {"y_dim": 1}, {"n_points": 5}, {"n_prompts": 2})
+    ),  # the first three would be broadcast
+    (lambda: Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1)), "3 steps for 2 slices"),
+    (lambda: Trajectory((1,), torch.zeros(1, 3, 4, 1), "", torch.zeros(1, 3, 4, 2, 2)), "weights .* do not fit"),
+    (lambda: AlgorithmLearner(lambda prompts: prompts.ys).trajectory(SOME, with_weights=True), "has no weights"),
+    (lambda: AlgorithmLearner(lambda prompts: 1.0).predict(FIVE), "predictions .*, got float"),
+    (lambda: AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(FIVE), r"got the shape \(3, 5\)"),
+    (lambda: AlgorithmFamily(algorithms.ridge, "penalty", ()), "values of penalty"),
+    (lambda: named_learners([abs]), r"'builtin_function_or_method'.* is not a learner"),
+    (
+        lambda: squared_errors(AlgorithmLearner(algorithms.ols), SOME, at="Query"),  # type: ignore[arg-type]
+        "at must be 'query' or 'points', got 'Query'",
+    ),
+])  # fmt: skip
 def test_what_is_wrong_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()

@@ -125,19 +125,16 @@ SIZE: dict[str, Any] = {"x_dim": 5, "n_context": 20, "n_layers": 2}
 GPT: dict[str, Any] = SIZE | {"prompt_format": "interleaved", "d_model": 64, "n_heads": 4, "attention": "softmax"}
 
 
-@pytest.mark.parametrize(
-    "cfg",
-    [
-        TransformerConfig(**SIZE, n_heads=4, dtype="float64"),
-        TransformerConfig(**SIZE, d_head=40),
-        TransformerConfig(x_dim=5, n_context=100, n_layers=2),
-        TransformerConfig(**SIZE, attention="softmax", d_head=6, n_heads=2, sink="learned", keys="causal"),
-        TransformerConfig(**SIZE, attention="relu", keys="causal", normalize_by_context=True),
-        TransformerConfig(**GPT, d_mlp=256, normalization_type="LN", act_fn="gelu_new"),
-        TransformerConfig(**GPT, momentum=0.5),
-        LSTMConfig(**SIZE, d_model=96),
-    ],
-)
+@pytest.mark.parametrize("cfg", [
+    TransformerConfig(**SIZE, n_heads=4, dtype="float64"),
+    TransformerConfig(**SIZE, d_head=40),
+    TransformerConfig(x_dim=5, n_context=100, n_layers=2),
+    TransformerConfig(**SIZE, attention="softmax", d_head=6, n_heads=2, sink="learned", keys="causal"),
+    TransformerConfig(**SIZE, attention="relu", keys="causal", normalize_by_context=True),
+    TransformerConfig(**GPT, d_mlp=256, normalization_type="LN", act_fn="gelu_new"),
+    TransformerConfig(**GPT, momentum=0.5),
+    LSTMConfig(**SIZE, d_model=96),
+])  # fmt: skip
 def test_bytes_per_prompt_is_an_upper_estimate_of_the_measured_peak(cfg: ModelConfig):
     model, n = build(cfg), 32
     prompts = random_prompts(cfg, batch=n)

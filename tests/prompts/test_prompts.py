@@ -43,36 +43,30 @@ SHOTS = Shots(
 )
 
 
-@pytest.mark.parametrize(
-    "unusual",
-    [
-        lambda a: np.broadcast_to(a[:1], a.shape),  # read-only
-        lambda a: a[::-1],  # an axis reversed
-        lambda a: a.astype(">f8"),  # a foreign byte order, on most machines
-        np.asfortranarray,
-    ],
-)
+@pytest.mark.parametrize("unusual", [
+    lambda a: np.broadcast_to(a[:1], a.shape),  # read-only
+    lambda a: a[::-1],  # an axis reversed
+    lambda a: a.astype(">f8"),  # a foreign byte order, on most machines
+    np.asfortranarray,
+])  # fmt: skip
 def test_numpy_arrays_of_any_memory_layout_keep_their_values(unusual):
     xs = unusual(np.arange(24.0).reshape(2, 3, 4))
     assert Prompts(xs, np.zeros((2, 3, 1))).xs.tolist() == xs.tolist()
 
 
-@pytest.mark.parametrize(
-    ("index", "rows"),
-    [
-        (slice(1, 3), [1, 2]),
-        (slice(None, None, 2), [0, 2, 4]),
-        (slice(7, 9), []),
-        ([3, 0, 3], [3, 0, 3]),
-        ((0, 1), [0, 1]),  # not the two axes
-        (range(2, 4), [2, 3]),
-        ([], []),
-        (torch.tensor([-1, 2]), [4, 2]),
-        (torch.tensor([False, True, False, False, True]), [1, 4]),
-        (np.array([4, 1]), [4, 1]),
-        (np.array([False, True, False, False, True]), [1, 4]),
-    ],
-)
+@pytest.mark.parametrize(("index", "rows"), [
+    (slice(1, 3), [1, 2]),
+    (slice(None, None, 2), [0, 2, 4]),
+    (slice(7, 9), []),
+    ([3, 0, 3], [3, 0, 3]),
+    ((0, 1), [0, 1]),  # not the two axes
+    (range(2, 4), [2, 3]),
+    ([], []),
+    (torch.tensor([-1, 2]), [4, 2]),
+    (torch.tensor([False, True, False, False, True]), [1, 4]),
+    (np.array([4, 1]), [4, 1]),
+    (np.array([False, True, False, False, True]), [1, 4]),
+])  # fmt: skip
 def test_batches_are_picked_by_slice_indices_or_mask(index, rows):
     prompts = counting(n_prompts=5)
     tokens = TokenSequences(torch.arange(20).view(5, 4), torch.arange(4).ge(2).expand(5, 4))
@@ -93,15 +87,6 @@ def test_a_prefix_makes_each_point_the_query_in_turn(shape):
         assert torch.equal(cut.query.xs, prompts.xs[:, t])
         assert torch.equal(cut.query.ys, prompts.ys[:, t])
         assert torch.equal(cut.context.xs, prompts.xs[:, :t])
-
-
-def test_permuting_with_an_order_a_prompt_moves_each_context_its_own_way():
-    prompts = counting(n_prompts=2, n_points=4, y_dim=3)
-    orders = [[2, 0, 1], [1, 2, 0]]
-    permuted = prompts.permuted(torch.tensor(orders, dtype=torch.int32))
-    for i, order in enumerate(orders):
-        assert torch.equal(permuted.xs[i], prompts.xs[i, [*order, 3]])
-        assert torch.equal(permuted.ys[i], prompts.ys[i, [*order, 3]])
 
 
 @any_shape
@@ -219,10 +204,6 @@ CALLS = [
     (lambda: list(PROMPTS), "a slice, indices or a mask"),
     *((partial(PROMPTS.prefix, n), "n_context must be 0 to 3") for n in (-1, 4)),
     (partial(PROMPTS.split, 0), "size"),
-    (partial(PROMPTS.permuted), "an order or a seed"),
-    (partial(PROMPTS.permuted, [0, 1, 2], seed=0), "not both"),
-    (partial(PROMPTS.permuted, torch.tensor([0.5, 1.2, 2.9])), "order must be a tensor of ints"),
-    *((partial(PROMPTS.permuted, order), "order") for order in ([0, 1], [0, 1, 1], torch.tensor([[0, 1, 2]]))),
     (partial(PROMPTS.with_query, XS[:, 0, :1]), "xs must be"),
     (partial(Prompts.concatenate, [PROMPTS, PROMPTS.prefix(2)]), "same .*got"),
     (partial(Prompts.concatenate, []), "one or more batches"),

@@ -20,9 +20,8 @@ from mechicl.reports.sweep_page import write_sweep_page
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.statistics.grids import GridTable
 
+
 # ---- rows ----
-
-
 def ended_at(*losses: float) -> Checkpoint:
     models = [build(TransformerConfig(x_dim=2, n_context=3), i) for i in range(len(losses))]
     return Checkpoint("mine", models, {"curve": {"eval_loss": [list(losses)]}})
@@ -42,28 +41,22 @@ def test_a_row_is_over_all_seeds_and_its_note_is_without_stuck_ones():
         over_seeds([1.0, 2.0], ended_at(0.5, 0.5, 0.5))
 
 
-@pytest.mark.parametrize(
-    ("measured", "over", "n"),
-    [
-        (Interval(1.0, 0.5, 1.5, 5), "seeds", 5), (Interval(1.0, 0.5, 1.5, 7), "seeds that copy", 7),
-        (Interval(1.0, 0.5, 1.5, 900), "prompts", None), (1.0, "3 seeds", 3), (1.0, "seed 0", None),
-        (Interval(1.0, 0.5, 1.5, 900), "prompts, best of 10 seeds", 10), ("7 of 8 seeds", "", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("measured", "over", "n"), [
+    (Interval(1.0, 0.5, 1.5, 5), "seeds", 5), (Interval(1.0, 0.5, 1.5, 7), "seeds that copy", 7),
+    (Interval(1.0, 0.5, 1.5, 900), "prompts", None), (1.0, "3 seeds", 3), (1.0, "seed 0", None),
+    (Interval(1.0, 0.5, 1.5, 900), "prompts, best of 10 seeds", 10), ("7 of 8 seeds", "", None),
+])  # fmt: skip
 def test_the_number_of_seeds(measured, over, n):
     assert Row("loss", None, measured, over).n_seeds == n
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0.0, "0"), (3e-17, "rounding"), (-3e-17, "rounding"), (2e-9, "2e-09"), (1.0, "1"), (math.nan, "nan"),
-        (Interval(1e-13, -1e-13, 3e-13, 5), "rounding"), (Interval(0.0, 0.0, 0.0, 5), "0"),
-        (Interval(1e-13, 1e-13, 1e-13, 5), "rounding"), (Interval(1.0, 1.0, 1.0, 5), "1"),
-        (Interval(1 + 1e-9, 1 - 1e-9, 1 + 3e-9, 5), "1 (to rounding)"),
-        (Interval(0.5, 0.2, 2.0, 5, 0.95, "median"), "0.50 (0.20 to 2.00)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "words"), [
+    (0.0, "0"), (3e-17, "rounding"), (-3e-17, "rounding"), (2e-9, "2e-09"), (1.0, "1"), (math.nan, "nan"),
+    (Interval(1e-13, -1e-13, 3e-13, 5), "rounding"), (Interval(0.0, 0.0, 0.0, 5), "0"),
+    (Interval(1e-13, 1e-13, 1e-13, 5), "rounding"), (Interval(1.0, 1.0, 1.0, 5), "1"),
+    (Interval(1 + 1e-9, 1 - 1e-9, 1 + 3e-9, 5), "1 (to rounding)"),
+    (Interval(0.5, 0.2, 2.0, 5, 0.95, "median"), "0.50 (0.20 to 2.00)"),
+])  # fmt: skip
 def test_rounding_is_named(value, words):
     assert as_text(value) == words
 
@@ -78,7 +71,6 @@ def test_rows_come_back_from_files():
 
 
 # ---- tables ----
-
 ROWS = [
     Row("cosine", 0.994, Interval(0.95, 0.94, 0.96, 100), "prompts", "step 17"),
     Row("growth", "linear", "linear", "layers 3 to 8"),
@@ -107,16 +99,11 @@ def test_published_numbers_come_by_their_key():
 
 
 # ---- sweeps ----
-
-
-@pytest.mark.parametrize(
-    ("axes", "pictures"),
-    [
-        ({"model.n_layers": [1, 2, 4]}, 1), ({"model.attention": ["linear", "softmax"]}, 1), ({}, 1),
-        ({"model.n_layers": [1, 2], "task.noise_std": [0.0, 0.5]}, 1),
-        ({"model.n_layers": [1, 2], "task.noise_std": [0.0, 0.5], "batch_size": [8, 16, 32]}, 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("axes", "pictures"), [
+    ({"model.n_layers": [1, 2, 4]}, 1), ({"model.attention": ["linear", "softmax"]}, 1), ({}, 1),
+    ({"model.n_layers": [1, 2], "task.noise_std": [0.0, 0.5]}, 1),
+    ({"model.n_layers": [1, 2], "task.noise_std": [0.0, 0.5], "batch_size": [8, 16, 32]}, 3),
+])  # fmt: skip
 def test_every_number_of_a_sweep_has_its_picture_and_its_table(tmp_path, axes, pictures):
     places = pd.MultiIndex.from_product([*axes.values(), range(3)], names=[*axes, "seed"]).to_frame(index=False)
     loss = np.random.default_rng(0).normal(1.0, 0.1, len(places))
@@ -139,8 +126,6 @@ def test_an_empty_sweep_is_refused(tmp_path):
 
 
 # ---- a disk that is full ----
-
-
 @pytest.mark.parametrize("full", ["page", "folder"])
 def test_a_full_disk_keeps_the_numbers_and_names_their_file(full, tmp_path, monkeypatch):
     def write(path, data, real=files.write_bytes):

@@ -204,28 +204,22 @@ def test_models_without_a_construction_are_compared_too():
     assert len(result.sections) == 3
 
 
-@pytest.mark.parametrize(
-    ("model", "task", "message"),
-    [
-        (network(attention="softmax", **INTERLEAVED), TASK, "interleaved prompts"),
-        (network(x_dim=1), SineRegression(n_context=4), "SineRegression"),
-        (network(), FixedTasks(TASK, 8), "FixedTasks"),
-    ],
-)
+@pytest.mark.parametrize(("model", "task", "message"), [
+    (network(attention="softmax", **INTERLEAVED), TASK, "interleaved prompts"),
+    (network(x_dim=1), SineRegression(n_context=4), "SineRegression"),
+    (network(), FixedTasks(TASK, 8), "FixedTasks"),
+])  # fmt: skip
 def test_other_models_and_tasks_are_refused(model, task, message):
     with pytest.raises(CheckpointError, match=message):
         compare(made(task, model), n_prompts=20)
 
 
-@pytest.mark.parametrize(
-    ("config", "title"),
-    [
-        ({"attention": "softmax", **INTERLEAVED}, "Which iteration does each layer"),
-        ({"keys": "context", **INTERLEAVED}, "Loss and heads (made)"),
-        ({}, "One layer and one step of gradient descent (made)"),
-        ({"d_mlp": 4}, "Against gradient descent (made)"),
-    ],
-)
+@pytest.mark.parametrize(("config", "title"), [
+    ({"attention": "softmax", **INTERLEAVED}, "Which iteration does each layer"),
+    ({"keys": "context", **INTERLEAVED}, "Loss and heads (made)"),
+    ({}, "One layer and one step of gradient descent (made)"),
+    ({"d_mlp": 4}, "Against gradient descent (made)"),
+])  # fmt: skip
 def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     folder = save(tmp_path / "made", network(**config), made(TASK, seeds=[0]).record)
     path = report(folder, None, tmp_path / "out", n_prompts=20, sections=["heads"], progress=False)

@@ -82,16 +82,13 @@ def test_competing_strategies_are_traced():
     assert strategies(study, linear.task.sample(8, seed=0), progress=False) == {}
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "why"),
-    [
-        (made(WORDS, HookedTransformer(READER, seed=0)), "no snapshots"),
-        (trained(None), "two snapshots"),
-        (trained(steps=(0,)), "two snapshots"),
-        (trained({"eval_step": [0, 1], "eval_loss": [[1.0, None], [1.0, 1.0]]}), "finite losses"),
-        (trained(), ""),
-    ],
-)
+@pytest.mark.parametrize(("checkpoint", "why"), [
+    (made(WORDS, HookedTransformer(READER, seed=0)), "no snapshots"),
+    (trained(None), "two snapshots"),
+    (trained(steps=(0,)), "two snapshots"),
+    (trained({"eval_step": [0, 1], "eval_loss": [[1.0, None], [1.0, 1.0]]}), "finite losses"),
+    (trained(), ""),
+])  # fmt: skip
 def test_the_reason_for_a_missing_history_is_given(checkpoint, why):
     assert why in no_history(checkpoint)
     assert bool(why) == bool(no_history(checkpoint))

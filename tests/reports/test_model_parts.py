@@ -162,15 +162,11 @@ def test_a_model_that_ignores_labels_has_no_row_on_them():
     assert (len(table), len(figures)) == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("model", "task"),
-    [
-        (HookedLSTM(LSTMConfig(x_dim=2, n_context=3, n_layers=1, d_model=4)), TASK),
-        (network(PAIRED.replace(n_context=1)), TASK.replace(n_context=1)),
-        (network(INTERLEAVED.replace(n_layers=0)), TASK),
-    ],
-    ids=["lstm", "one point", "no layers"],
-)
+@pytest.mark.parametrize(("model", "task"), [
+    (HookedLSTM(LSTMConfig(x_dim=2, n_context=3, n_layers=1, d_model=4)), TASK),
+    (network(PAIRED.replace(n_context=1)), TASK.replace(n_context=1)),
+    (network(INTERLEAVED.replace(n_layers=0)), TASK),
+], ids=["lstm", "one point", "no layers"])  # fmt: skip
 def test_models_without_such_parts_have_a_reason(model, task):
     assert no_model_parts(made(task, model))
 
@@ -193,8 +189,6 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path):
 
 
 # ---- the part of a report that tests hypotheses by interventions ----
-
-
 CAUSES_TASK = LinearRegression(x_dim=3, n_context=10)
 
 
@@ -245,8 +239,6 @@ def test_shuffling_keeps_every_entry_of_every_weight():
 
 
 # ---- the part of reports on fine-tuning: its rows, and the models that have none ----
-
-
 FINETUNING_TASK = LinearRegression(x_dim=2, n_context=3)
 
 

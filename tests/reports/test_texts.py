@@ -101,8 +101,6 @@ def test_the_script_compares_published_with_measured(script, folder, tmp_path):
 
 
 # ---- the report on a language model, on one with random weights ----
-
-
 def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
     language = replace(language, dequantized_from="tiny.Q4_1.gguf")
     path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True, progress=False)

@@ -124,15 +124,12 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     assert not problems
 
 
-@pytest.mark.parametrize(
-    ("factor", "headline"),
-    [
-        (0.0, "Not learned: not measurably better than uniform guessing"),
-        (-1.0, "Not learned: worse than uniform guessing"),
-        (1.0, "Barely learned: worse than guessing among tokens read"),  # it is not confident enough
-        (10.0, ""),
-    ],
-)
+@pytest.mark.parametrize(("factor", "headline"), [
+    (0.0, "Not learned: not measurably better than uniform guessing"),
+    (-1.0, "Not learned: worse than uniform guessing"),
+    (1.0, "Barely learned: worse than guessing among tokens read"),  # it is not confident enough
+    (10.0, ""),
+])  # fmt: skip
 def test_the_loss_is_compared_with_that_of_guessing(factor, headline):
     task = WORDS.replace(d_vocab=8, min_period=4)
     model = induction(d_vocab=8, n_ctx=12, seed=0)

@@ -48,14 +48,11 @@ def answered(model: Any, steps: int | None = None) -> Any:
     return which_algorithm(identify(model, TASK, steps=steps, n_prompts=N, with_limits=False, progress=False))
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        (constructions.gradient_descent(**SIZES, step_size=0.8), "one step of gradient descent"),
-        (constructions.gradient_descent(**SIZES, step_size=0.3, steps=3), "3 steps of gradient descent"),
-        (constructions.newton(**SIZES, steps=2, alpha=0.3), "2 iterations of Newton's method"),
-    ],
-)
+@pytest.mark.parametrize(("model", "named"), [
+    (constructions.gradient_descent(**SIZES, step_size=0.8), "one step of gradient descent"),
+    (constructions.gradient_descent(**SIZES, step_size=0.3, steps=3), "3 steps of gradient descent"),
+    (constructions.newton(**SIZES, steps=2, alpha=0.3), "2 iterations of Newton's method"),
+])  # fmt: skip
 def test_constructions_are_named(model, named):
     answer = answered(model)
     assert (answer.nearness, answer.rivals) == ("like", [])
@@ -145,21 +142,18 @@ def test_a_special_case_is_named_before_the_general_algorithm_and_families_for_s
     assert ranked(match("any function of S", small, 20), match("ridge", 2 * small)).match.name == "ridge"
 
 
-@pytest.mark.parametrize(
-    ("general", "special", "true"),
-    [
-        ("preconditioned gradient descent, 1 step", "gradient descent, 1 step", True),
-        ("preconditioned gradient descent, 1 step", "gradient descent, 2 steps", False),
-        ("GD++, 5 steps", "gradient descent, 5 steps", True),
-        ("GD++, 5 steps", "gradient descent, 496 steps", False),
-        ("GD++, 5 steps", "gradient descent, 5 steps, parameters for each step", False),
-        ("preconditioned gradient descent, 3 steps", "gradient descent with momentum, 3 steps", False),
-        ("GD++, 5 steps, parameters for each step", "GD++, 5 steps", True),
-        ("gradient descent, 5 steps", "GD++, 5 steps", False),
-        ("Newton, 5 iterations", "gradient descent, 5 steps", False),
-        ("ridge", "least squares", True),
-    ],
-)
+@pytest.mark.parametrize(("general", "special", "true"), [
+    ("preconditioned gradient descent, 1 step", "gradient descent, 1 step", True),
+    ("preconditioned gradient descent, 1 step", "gradient descent, 2 steps", False),
+    ("GD++, 5 steps", "gradient descent, 5 steps", True),
+    ("GD++, 5 steps", "gradient descent, 496 steps", False),
+    ("GD++, 5 steps", "gradient descent, 5 steps, parameters for each step", False),
+    ("preconditioned gradient descent, 3 steps", "gradient descent with momentum, 3 steps", False),
+    ("GD++, 5 steps, parameters for each step", "GD++, 5 steps", True),
+    ("gradient descent, 5 steps", "GD++, 5 steps", False),
+    ("Newton, 5 iterations", "gradient descent, 5 steps", False),
+    ("ridge", "least squares", True),
+])  # fmt: skip
 def test_families_contain_their_special_cases(general, special, true):
     assert contains(general, special) is true
 
@@ -231,8 +225,6 @@ def test_shares_families_and_terms():
 
 
 # ---- the model that a report opens ----
-
-
 STUDY_TASK = LinearRegression(x_dim=2, n_context=4)
 
 
@@ -402,19 +394,14 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
 
 
 # ---- has it learned? ----
-
-
-@pytest.mark.parametrize(
-    ("scale", "headline"),
-    [
-        (1.5, "Not learned: worse than predicting 0"),
-        (1.0, "Not learned: not measurably better than predicting 0"),
-        (0.7, "Barely learned: worse than averaging"),
-        (0.5, "Barely learned: not measurably better than averaging"),
-        (0.1, ""),
-        (math.nan, "Not learned: not measurably better than predicting 0"),
-    ],
-)
+@pytest.mark.parametrize(("scale", "headline"), [
+    (1.5, "Not learned: worse than predicting 0"),
+    (1.0, "Not learned: not measurably better than predicting 0"),
+    (0.7, "Barely learned: worse than averaging"),
+    (0.5, "Barely learned: not measurably better than averaging"),
+    (0.1, ""),
+    (math.nan, "Not learned: not measurably better than predicting 0"),
+])  # fmt: skip
 def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, headline):
     zero, noise = torch.rand(400, generator=torch.Generator().manual_seed(0)) + 0.5, torch.randn(400)
     noise = 0.01 * (noise - noise.mean())
@@ -437,15 +424,12 @@ class Scaled:
         return self.factor * self.algorithm(prompts).predictions[-1]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "factor", "headline"),
-    [
-        (algorithms.ols, -1.0, "Not learned: worse than predicting 0"),
-        (algorithms.averaging, 0.5, "Barely learned: worse than averaging"),
-        (algorithms.ols, 1.0, ""),
-        (algorithms.ols, 0.9, ""),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "factor", "headline"), [
+    (algorithms.ols, -1.0, "Not learned: worse than predicting 0"),
+    (algorithms.averaging, 0.5, "Barely learned: worse than averaging"),
+    (algorithms.ols, 1.0, ""),
+    (algorithms.ols, 0.9, ""),
+])  # fmt: skip
 def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(algorithm, factor, headline):
     kind = Own(Study(Scaled(algorithm, factor), TASK), n_prompts=512, progress=False)
     assert kind.learned[0] == headline

@@ -29,19 +29,16 @@ from mechicl.statistics.storage import decode
 nan, inf = math.nan, math.inf
 
 
-@pytest.mark.parametrize(
-    ("measured", "text"),
-    [
-        (Interval(1.0, 0.877, 1.123, 5), "1.00 ± 0.12"),
-        (Interval(1.0, -1233.0, 1235.0, 5), "1 ± 1234"),
-        (Interval(1.0, 1.0, 1.0, 5), "1.0000 ± 0.0000"),
-        (Interval(1.0, -inf, inf, 5), "1.0000 ± inf"),
-        (Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5), "3.21e-15 ± 1e-16"),
-        (Interval(1.0, 1.0, 1.0, 3, 0.95, "median"), "1.0000 (1.0000 to 1.0000)"),
-        (Interval(0.0015, 0.0001, 0.0062, 4, 0.95, "median"), "0.0015 (0.0001 to 0.0062)"),
-        (Interval(2.0, nan, nan, 1, 0.95, "median"), "2.0000 ± nan"),
-    ],
-)
+@pytest.mark.parametrize(("measured", "text"), [
+    (Interval(1.0, 0.877, 1.123, 5), "1.00 ± 0.12"),
+    (Interval(1.0, -1233.0, 1235.0, 5), "1 ± 1234"),
+    (Interval(1.0, 1.0, 1.0, 5), "1.0000 ± 0.0000"),
+    (Interval(1.0, -inf, inf, 5), "1.0000 ± inf"),
+    (Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5), "3.21e-15 ± 1e-16"),
+    (Interval(1.0, 1.0, 1.0, 3, 0.95, "median"), "1.0000 (1.0000 to 1.0000)"),
+    (Interval(0.0015, 0.0001, 0.0062, 4, 0.95, "median"), "0.0015 (0.0001 to 0.0062)"),
+    (Interval(2.0, nan, nan, 1, 0.95, "median"), "2.0000 ± nan"),
+])  # fmt: skip
 def test_an_interval_shows_two_digits_of_its_half_width_and_a_median_both_ends(measured, text):
     assert str(measured) == text
 
@@ -172,17 +169,14 @@ def test_many_samples_are_resampled_in_parts(monkeypatch):
     assert median_interval(values, n_resamples=100) == whole  # the same draws, one resample at a time
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        *((lambda level=level: interval(torch.ones(3), level), "level") for level in (0.0, 1.0, -0.5, 95.0, nan)),
-        (lambda: difference_interval(torch.ones(3), torch.ones(3), 1.0), "level"),
-        (lambda: difference_interval(torch.ones(0), torch.ones(3)), "first and second"),
-        (lambda: ratio_interval(torch.ones(2), torch.ones(3)), "numerator and denominator|denominator"),
-        (lambda: median_interval(torch.ones(3), level=0.0), "level"),
-        (lambda: median_interval(torch.ones(3), n_resamples=0), "n_resamples"),
-    ],
-)
+@pytest.mark.parametrize(("call", "named"), [
+    *((lambda level=level: interval(torch.ones(3), level), "level") for level in (0.0, 1.0, -0.5, 95.0, nan)),
+    (lambda: difference_interval(torch.ones(3), torch.ones(3), 1.0), "level"),
+    (lambda: difference_interval(torch.ones(0), torch.ones(3)), "first and second"),
+    (lambda: ratio_interval(torch.ones(2), torch.ones(3)), "numerator and denominator|denominator"),
+    (lambda: median_interval(torch.ones(3), level=0.0), "level"),
+    (lambda: median_interval(torch.ones(3), n_resamples=0), "n_resamples"),
+])  # fmt: skip
 def test_what_makes_no_interval_is_named(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
@@ -294,8 +288,6 @@ def test_pairs_of_seeds_are_resampled_by_seed():
 
 
 # ---- shares ----
-
-
 @pytest.mark.parametrize("right", [0, 1, 7, 19, 20])
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]

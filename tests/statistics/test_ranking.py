@@ -7,22 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-@pytest.mark.parametrize(
-    ("values", "n", "order", "tied"),
-    [
-        ([3.0, 1.0, 2.0], 2, [0, 2], 0),
-        ([1.0, 2.0, 1.0, 1.0], 2, [1, 0], 2),
-        ([1.0, 1.0], 2, [0, 1], 0),
-        ([1.0, 1.0], 5, [0, 1], 0),
-        ([0.0] * 30, 10, list(range(10)), 20),
-        ([math.nan, 1.0, math.nan, 0.0], 2, [1, 3], 0),
-        ([math.inf, -math.inf, 2.0], 1, [0], 0),
-    ],
-)
+@pytest.mark.parametrize(("values", "n", "order", "tied"), [
+    ([3.0, 1.0, 2.0], 2, [0, 2], 0),
+    ([1.0, 2.0, 1.0, 1.0], 2, [1, 0], 2),
+    ([1.0, 1.0], 2, [0, 1], 0),
+    ([1.0, 1.0], 5, [0, 1], 0),
+    ([0.0] * 30, 10, list(range(10)), 20),
+    ([math.nan, 1.0, math.nan, 0.0], 2, [1, 3], 0),
+    ([math.inf, -math.inf, 2.0], 1, [0], 0),
+])  # fmt: skip
 def test_the_largest_values_and_the_number_tied_with_the_last(kind, values, n, order, tied):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -101,16 +101,13 @@ def test_a_table_takes_tensors_of_any_dtype_and_with_gradients(dtype: torch.dtyp
     assert table["by_layer"].tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"errors": torch.ones(3, 5)}, r"errors must be a tensor of floats \[layer head prompt\], got .* \[3, 5\]"),
-        ({"errors": torch.ones(3, 2, 5, device="meta")}, "errors is on the device 'meta'"),
-        ({"errors": torch.ones(1).expand(2**38, 2, 2)}, r"errors has 1\.1e\+12 elements, which repeat"),
-        ({"layers": (1, "2")}, "layers must be a tuple of ints"),
-        ({"fit": 3.0}, "fit must be Interval or None, got 3.0"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"errors": torch.ones(3, 5)}, r"errors must be a tensor of floats \[layer head prompt\], got .* \[3, 5\]"),
+    ({"errors": torch.ones(3, 2, 5, device="meta")}, "errors is on the device 'meta'"),
+    ({"errors": torch.ones(1).expand(2**38, 2, 2)}, r"errors has 1\.1e\+12 elements, which repeat"),
+    ({"layers": (1, "2")}, "layers must be a tuple of ints"),
+    ({"fit": 3.0}, "fit must be Interval or None, got 3.0"),
+])  # fmt: skip
 def test_fields_are_compared_with_their_annotations(fields, message):
     with pytest.raises(ArgumentError, match=message):
         dataclasses.replace(sweep(), **fields)
@@ -224,16 +221,13 @@ def test_files_keep_every_digit(table, tmp_path):
     assert GridTable.load(path, table.axes).frame.equals(frame)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("," * 10**7, "more than 1,000 columns"),
-        ("a\n" + "1," * 1000 + "\n", "more than 1,000 columns"),
-        ("depth\n" * 4_000_002, "4,000,000 values, which are not read"),
-        *((text, "is not a table") for text in ("", 'depth\n"', "depth\n\udcff")),
-        ("loss\n1\n", "axes must be columns"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("," * 10**7, "more than 1,000 columns"),
+    ("a\n" + "1," * 1000 + "\n", "more than 1,000 columns"),
+    ("depth\n" * 4_000_002, "4,000,000 values, which are not read"),
+    *((text, "is not a table") for text in ("", 'depth\n"', "depth\n\udcff")),
+    ("loss\n1\n", "axes must be columns"),
+])  # fmt: skip
 def test_files_that_are_not_tables_or_too_large_are_refused(tmp_path, text, message):
     path = tmp_path / "results.csv"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")

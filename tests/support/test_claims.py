@@ -49,47 +49,41 @@ def outcomes(check, *rows, **lines):
     return Claim("fu2024", "Fig. 1", "it", lines or {"": rows}, check).outcomes
 
 
-@pytest.mark.parametrize(
-    ("measured", "agrees"),
-    [
-        (row(0.9, 1.1, 1.3, published=1.0), True),  # inside
-        (row(0.2, 1.1, 2.0, published=1.0), False),  # inside a wide one
-        (row(2.07, 2.08, 2.09, published=2.0), True),  # within 5%
-        (row(2.11, 2.12, 2.13, published=2.0), False),
-        (Row("quantity", 0.5, 0.51), True),
-        (row(0.0, 0.0, 0.0, published=0), True),
-        (row(math.nan, math.nan, math.nan, published=1.0), False),
-    ],
-)
+@pytest.mark.parametrize(("measured", "agrees"), [
+    (row(0.9, 1.1, 1.3, published=1.0), True),  # inside
+    (row(0.2, 1.1, 2.0, published=1.0), False),  # inside a wide one
+    (row(2.07, 2.08, 2.09, published=2.0), True),  # within 5%
+    (row(2.11, 2.12, 2.13, published=2.0), False),
+    (Row("quantity", 0.5, 0.51), True),
+    (row(0.0, 0.0, 0.0, published=0), True),
+    (row(math.nan, math.nan, math.nan, published=1.0), False),
+])  # fmt: skip
 def test_numbers_agree_within_an_interval_or_5_percent(measured, agrees):
     assert outcomes(None, measured) == [agrees]
     assert outcomes(every(equal, measured.published), measured) == [agrees]
     assert measured.verdict == ("agrees" if agrees else "differs")
 
 
-@pytest.mark.parametrize(
-    ("check", "rows", "expected"),
-    [
-        (every(near, 1), [ONE, WIDE, LOW], [True, False, False]),
-        (every(far, 1), [ONE, LOW], [False, True]),
-        (every(near, 0), [row(-0.01, 0.04, 0.09), row(-0.01, 0.05, 0.1)], [True, False]),
-        (every(below, 0.5), [LOW, HIGH, WIDE], [True, False, False]),
-        (every(between, 0.5, 0.95), [LOW, HIGH, ONE], [False, True, False]),
-        (every(at_least, 0.98), [ONE, HIGH], [True, False]),
-        (every(at_most, 1), [ONE, WIDE], [True, False]),
-        (together(lambda _, b, c: above(b, 0.6) and below(b, c)), [LOW, HIGH, ONE], [True]),
-        (together(above), [HIGH, LOW], [True]),
-        (together(rises), [LOW, HIGH, ONE], [True]),
-        (together(falls), [LOW, HIGH], [False]),
-        (both(together(rises), every(far, 1)), [LOW, HIGH, ONE], [True, True, False]),
-        (every(covers, 0.8), [HIGH, LOW, WIDE], [True, False, False]),
-        (every(within, 0.1, 1), [ONE, HIGH, WIDE], [True, False, False]),
-        (every(reads, "linear"), [Row("", None, "linear"), Row("", None, "exponential")], [True, False]),
-        (every(count_is, "all"), [Row("", None, "5 of 5 seeds"), Row("", None, "4 of 5 seeds")], [True, False]),
-        (every(count_is, "none"), [Row("", None, "0 of 5 seeds")], [True]),
-        (every(below, math.inf), [LOW, row(math.nan, math.nan, math.nan)], [True, False]),
-    ],
-)
+@pytest.mark.parametrize(("check", "rows", "expected"), [
+    (every(near, 1), [ONE, WIDE, LOW], [True, False, False]),
+    (every(far, 1), [ONE, LOW], [False, True]),
+    (every(near, 0), [row(-0.01, 0.04, 0.09), row(-0.01, 0.05, 0.1)], [True, False]),
+    (every(below, 0.5), [LOW, HIGH, WIDE], [True, False, False]),
+    (every(between, 0.5, 0.95), [LOW, HIGH, ONE], [False, True, False]),
+    (every(at_least, 0.98), [ONE, HIGH], [True, False]),
+    (every(at_most, 1), [ONE, WIDE], [True, False]),
+    (together(lambda _, b, c: above(b, 0.6) and below(b, c)), [LOW, HIGH, ONE], [True]),
+    (together(above), [HIGH, LOW], [True]),
+    (together(rises), [LOW, HIGH, ONE], [True]),
+    (together(falls), [LOW, HIGH], [False]),
+    (both(together(rises), every(far, 1)), [LOW, HIGH, ONE], [True, True, False]),
+    (every(covers, 0.8), [HIGH, LOW, WIDE], [True, False, False]),
+    (every(within, 0.1, 1), [ONE, HIGH, WIDE], [True, False, False]),
+    (every(reads, "linear"), [Row("", None, "linear"), Row("", None, "exponential")], [True, False]),
+    (every(count_is, "all"), [Row("", None, "5 of 5 seeds"), Row("", None, "4 of 5 seeds")], [True, False]),
+    (every(count_is, "none"), [Row("", None, "0 of 5 seeds")], [True]),
+    (every(below, math.inf), [LOW, row(math.nan, math.nan, math.nan)], [True, False]),
+])  # fmt: skip
 def test_a_check(check, rows, expected):
     assert outcomes(check, *rows) == expected
 
@@ -103,28 +97,22 @@ def test_lines_are_compared_value_by_value():
     assert outcomes(every(lambda row: within(row, 0.05, row.published)), *printed) == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("lines", "check", "published", "verdict"),
-    [
-        ({"": [LOW]}, every(below, 1), "", "agrees"),
-        ({"": [LOW, HIGH]}, every(below, 0.5), "", "agrees in part"),
-        ({"": [LOW]}, every(above, 1), "", "differs"),
-        ({"": [LOW]}, None, "", "not printed"),
-        ({}, None, "it falls", "open"),
-        ({}, None, "", "not printed"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "check", "published", "verdict"), [
+    ({"": [LOW]}, every(below, 1), "", "agrees"),
+    ({"": [LOW, HIGH]}, every(below, 0.5), "", "agrees in part"),
+    ({"": [LOW]}, every(above, 1), "", "differs"),
+    ({"": [LOW]}, None, "", "not printed"),
+    ({}, None, "it falls", "open"),
+    ({}, None, "", "not printed"),
+])  # fmt: skip
 def test_verdicts(lines, check, published, verdict):
     assert Claim("fu2024", "Fig. 1", "it", lines, check, published).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("row", "untrained", "trained", "standing"),
-    [
-        (LOW, "agrees", True, "no evidence"), (LOW, "differs", True, "agrees"), (LOW, None, True, "agrees"),
-        (LOW, "agrees in part", True, "agrees"), (LOW, "agrees", False, "agrees"), (HIGH, "agrees", True, "unresolved"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "untrained", "trained", "standing"), [
+    (LOW, "agrees", True, "no evidence"), (LOW, "differs", True, "agrees"), (LOW, None, True, "agrees"),
+    (LOW, "agrees in part", True, "agrees"), (LOW, "agrees", False, "agrees"), (HIGH, "agrees", True, "unresolved"),
+])  # fmt: skip
 def test_claims_that_untrained_models_agree_with_are_no_evidence(row, untrained, trained, standing):
     verdicts = {"untrained": untrained} if untrained else {}
     claim = Claim("fu2024", "Fig. 1", "it", {"": [row]}, every(below, 0.5), control_verdicts=verdicts, trained=trained)
@@ -158,13 +146,10 @@ def test_claims_are_stated_on_rows_by_quantity_or_pattern():
         state_claim("fu2024", {**entry, "rows": ["gain"]}, table)
 
 
-@pytest.mark.parametrize(
-    ("name", "same"),
-    [
-        ("near 1", every(near, 1)), ("within 0.1 1", every(within, 0.1, 1)), ("rises", together(rises)),
-        ("rises and far 1", both(together(rises), every(far, 1))), ("at least 0.98", every(at_least, 0.98)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "same"), [
+    ("near 1", every(near, 1)), ("within 0.1 1", every(within, 0.1, 1)), ("rises", together(rises)),
+    ("rises and far 1", both(together(rises), every(far, 1))), ("at least 0.98", every(at_least, 0.98)),
+])  # fmt: skip
 def test_a_check_is_found_by_its_name(name, same):
     for rows in ([LOW, HIGH, ONE], [ONE, LOW], [HIGH, WIDE]):
         assert named_check(name)([rows]) == same([rows])
@@ -202,29 +187,23 @@ def over(mean: float, half: float, n: int = 9) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-@pytest.mark.parametrize(
-    ("written", "measured"),
-    [
-        (1.0, 1.0), (1.0, 1.0 + 5e-7), (1e-12, -3e-11), (math.nan, math.nan), (math.inf, math.inf),
-        ("diverges", "diverges"), (over(1.0, 0.1), over(1.09, 0.2)), (over(1.0, 0.0), over(1.0 + 5e-7, 0.0)),
-        (over(1.0, math.nan, 1), over(1.0 + 5e-7, math.nan, 1)), (over(1e-12, 1e-13), over(5e-12, 1e-13)),
-        (Interval(160.0, 120.0, 1400.0, 5, 0.95, "median"), Interval(900.0, 100.0, 1000.0, 5, 0.95, "median")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("written", "measured"), [
+    (1.0, 1.0), (1.0, 1.0 + 5e-7), (1e-12, -3e-11), (math.nan, math.nan), (math.inf, math.inf),
+    ("diverges", "diverges"), (over(1.0, 0.1), over(1.09, 0.2)), (over(1.0, 0.0), over(1.0 + 5e-7, 0.0)),
+    (over(1.0, math.nan, 1), over(1.0 + 5e-7, math.nan, 1)), (over(1e-12, 1e-13), over(5e-12, 1e-13)),
+    (Interval(160.0, 120.0, 1400.0, 5, 0.95, "median"), Interval(900.0, 100.0, 1000.0, 5, 0.95, "median")),
+])  # fmt: skip
 def test_equal_rows(written, measured):
     assert apart(moved_row(written), moved_row(measured)) == ""
 
 
-@pytest.mark.parametrize(
-    ("written", "measured", "words"),
-    [
-        (1.0, 1.00001, "1.0e-05"), ("diverges", "falls", "words"), ("diverges", 1.0, "words"), (1.0, "gone", "words"),
-        (over(1.0, 0.1), over(1.2, 0.1), "2.0 half-widths"), (over(1.0, 0.1), 1.0, "no interval"),
-        (1.0, over(1.0, 0.1), "an interval"), (1.0, math.nan, "not finite"), (math.inf, 1.0, "not finite"),
-        (over(1.0, 0.0), over(1.1, 0.0), "9.1e-02"), (over(1.0, math.nan, 1), over(1.1, math.nan, 1), "9.1e-02"),
-        (0.0, 1e-8, "1.0e+00"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("written", "measured", "words"), [
+    (1.0, 1.00001, "1.0e-05"), ("diverges", "falls", "words"), ("diverges", 1.0, "words"), (1.0, "gone", "words"),
+    (over(1.0, 0.1), over(1.2, 0.1), "2.0 half-widths"), (over(1.0, 0.1), 1.0, "no interval"),
+    (1.0, over(1.0, 0.1), "an interval"), (1.0, math.nan, "not finite"), (math.inf, 1.0, "not finite"),
+    (over(1.0, 0.0), over(1.1, 0.0), "9.1e-02"), (over(1.0, math.nan, 1), over(1.1, math.nan, 1), "9.1e-02"),
+    (0.0, 1e-8, "1.0e+00"),
+])  # fmt: skip
 def test_rows_that_moved(written, measured, words):
     assert apart(moved_row(written), moved_row(measured)) == words
 

@@ -129,8 +129,6 @@ def test_the_best_gamma_has_the_least_mean_log_condition_number():
 
 
 # ---- closed forms ----
-
-
 @pytest.mark.parametrize(("call", "named"), [
     (lambda: measure_conditioning(PROMPTS, []), "gammas must not be empty"),
     (lambda: measure_conditioning(PROMPTS[:0], [0.1]), "prompts must have context points"),

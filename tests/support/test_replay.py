@@ -90,13 +90,10 @@ def test_a_script_that_changed_is_run_again(root):
     assert len(list((root / "state" / "trained").iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        ("one", ["one"]), ("one.py", ["one"]), ("Fig. 1", ["one"]), ("fig. 1, left", ["one"]), ("Fig. 10", ["two"]),
-        ("fu2024", ["one", "two"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("entry", "expected"), [
+    ("one", ["one"]), ("one.py", ["one"]), ("Fig. 1", ["one"]), ("fig. 1, left", ["one"]), ("Fig. 10", ["two"]),
+    ("fu2024", ["one", "two"]),
+])  # fmt: skip
 def test_entries_are_named_by_script_results_paper_or_item(root, entry, expected):
     assert sorted(job.name for job in find_jobs(root, [entry])) == expected
 

@@ -133,15 +133,12 @@ def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path
     assert again.to_json() == claim.to_json()
 
 
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        (["--out", "x", "--checkpoint", "a"], ["--checkpoint", "a"]),
-        (["--checkpoint", "a", "--no-control", "--out=x"], ["--checkpoint", "a"]),
-        (["--random-weights", "--quiet"], ["--quiet"]),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("words", "kept"), [
+    (["--out", "x", "--checkpoint", "a"], ["--checkpoint", "a"]),
+    (["--checkpoint", "a", "--no-control", "--out=x"], ["--checkpoint", "a"]),
+    (["--random-weights", "--quiet"], ["--quiet"]),
+    ([], []),
+])  # fmt: skip
 def test_the_saved_command_has_no_output_options(words, kept):
     assert words_of(words) == kept
 

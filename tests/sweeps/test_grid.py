@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyses.support.sweeps import SweepArgs
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import SWEEPS, Sweep
 from mechicl.sweeps.grid import change, combinations, parse_axes, read_axes
 from mechicl.sweeps.measuring import read_measures
-from mechicl.sweeps.presets import SweepPreset, ready_table
+from mechicl.sweeps.presets import SweepPreset
 from mechicl.sweeps.thresholds import find_threshold, passed
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
@@ -126,9 +127,11 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
     )  # fmt: skip
     over = {"sink": {"none": {"learning_rate": 1e-3}, "more": {"learning_rate": 1e-2}}, "seed": (0, 1)}
     monkeypatch.setitem(SWEEPS, "tiny", SweepPreset("a test", config, over, final_loss))
-    kept = tmp_path / "results" / "tiny.csv"
-    trained = ready_table("tiny", kept, tmp_path / "tiny")
-    again = ready_table("tiny", kept)
+    monkeypatch.setattr("analyses.support.sweeps.RESULTS", tmp_path / "results")
+    with pytest.raises(FileNotFoundError, match="does not exist: train the sweep 'tiny'"):
+        SweepArgs().table("tiny")
+    trained = SweepArgs(out=tmp_path / "results", folder=tmp_path).table("tiny")
+    again = SweepArgs().table("tiny")
     pd.testing.assert_frame_equal(trained.frame, again.frame)
     assert again.axes == ("sink", "seed")
     assert again.frame["sink"].tolist() == [
@@ -142,36 +145,32 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
 
 
 # ---- errors ----
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
-        (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
-        *((lambda over=over: read_axes(over), named) for over, named in [
-            ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
-            ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),
-            ({"a": (1, True)}, "a has a value twice"), ({"a": (1, 1.0)}, "a has a value twice"),
-            ({"loss": (1,)}, "table has a column"), ({"seeds": (0, 1)}, "'seeds' cannot be an axis: write seed"),
-        ]),
-        *((lambda changes=changes: change(TrainingConfig(), changes), named) for changes, named in [
-            ({"stepz": 3}, "no field 'stepz'; it has .*steps"),
-            ({"model.layers": 3}, r"model \(TransformerConfig\) has no field 'layers'"),
-            ({"task.n_tasks": 3}, r"task \(LinearRegression\) has no field 'n_tasks'"),
-            ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
-        ]),
-        *((lambda over=over: Sweep(BASE, over), named) for over, named in [
-            ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
-            ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
-            ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
-            ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
-        ]),
-        (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
-        (lambda: Sweep(BASE, {}, together=0), "together must be"),
-        (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
-        (lambda: ready_table("dept", "dept.csv"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
-        (lambda: ready_table("depth", "nowhere.csv"), "does not exist: train the sweep 'depth'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
+    (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
+    *((lambda over=over: read_axes(over), named) for over, named in [
+        ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
+        ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),
+        ({"a": (1, True)}, "a has a value twice"), ({"a": (1, 1.0)}, "a has a value twice"),
+        ({"loss": (1,)}, "table has a column"), ({"seeds": (0, 1)}, "'seeds' cannot be an axis: write seed"),
+    ]),
+    *((lambda changes=changes: change(TrainingConfig(), changes), named) for changes, named in [
+        ({"stepz": 3}, "no field 'stepz'; it has .*steps"),
+        ({"model.layers": 3}, r"model \(TransformerConfig\) has no field 'layers'"),
+        ({"task.n_tasks": 3}, r"task \(LinearRegression\) has no field 'n_tasks'"),
+        ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
+    ]),
+    *((lambda over=over: Sweep(BASE, over), named) for over, named in [
+        ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
+        ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
+        ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
+        ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
+    ]),
+    (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
+    (lambda: Sweep(BASE, {}, together=0), "together must be"),
+    (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
+    (lambda: SweepArgs().table("dept"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
+])  # fmt: skip
 def test_errors_name_the_axis_or_the_combination(call, named):
     with pytest.raises((ValueError, KeyError, FileNotFoundError), match=named):
         call()

@@ -19,56 +19,53 @@ NAN, INF = math.nan, math.inf
 NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covariance": "inverse"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "named"),
-    [
-        *((kind, {field: value}, field) for kind, field, value in [
-            ("Conjunctions", "positive_share", 1.1), ("MixedRegression", "noise_stds", ()),
-            ("MixedRegression", "noise_stds", (0.0, 1.0)), ("SineRegression", "x_range", (1.0, 0.0)),
-            ("SineRegression", "amplitude_range", (0.0, NAN)), ("SineRegression", "phase_range", (0.0, INF)),
-            ("MarkovChains", "d_vocab", 1),
-        ]),
-        ("Parities", {"x_dim": 3, "degree": 4}, "degree must be at most x_dim=3"),
-        ("SparseLinearRegression", {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
-        ("QuadraticRegression", {"active_dims": 21}, "active_dims must be 1 to x_dim=20"),
-        ("MixedRegression", {"weight_stds": (1.0, 2.0, 3.0)}, "one for each of the 2 noise_stds"),
-        ("FixedTasks", {"task": tasks.LinearRegression(), "n_tasks": 0}, "n_tasks"),
-        ("FixedTasks", {"task": tasks.MarkovChains(), "n_tasks": 3}, "a task of points, got MarkovChains"),
-        ("MarkovChains", {"order": 64}, "order must be below n_ctx=64"),
-        ("MarkovChains", {"order": 8}, "at most 4096, got order=8 and d_vocab=3"),
-        ("MarkovChains", {"order": 2, "start": "stationary"}, "needs order=1, got order=2"),
-        ("MarkovChains", {"order": 0, "start": "stationary"}, "needs order=1, got order=0"),
-        ("MarkovChains", {"n_chains": 0}, "n_chains"),
-        ("BallsAndUrns", {"n_urns": 0}, "n_urns"),
-        *(("GraphTracing", {"sides": sides, "periodic": periodic}, "sides")
-          for sides, periodic in [((), False), ((1,), False), ((0, 3), False), ((2, 4), True)]),
-        ("GaussianClusters", {"burstiness": 3}, "burstiness must divide"),
-        ("GaussianClusters", {"n_classes": 4}, "n_classes must be at least"),
-        ("RepeatedTokens", {"min_period": 5, "max_period": 4}, "min_period <= max_period < n_ctx=64, got 5 to 4"),
-        ("RepeatedTokens", {"n_ctx": 32}, "max_period < n_ctx=32, got 4 to 32"),
-        ("TopicClassification", {"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
-        ("TopicClassification", {"max_classes": 13}, "max_classes <= 12, got 2 to 13"),
-        *(("TopicClassification", {name: n}, "got n_topical=2") for name, n in (("min_words", 1), ("max_words", 5))),
-        ("LinearRegression", {"inputs": ()}, "inputs"),
-        *(("LinearRegression", NORMAL | fields, named) for fields, named in [
-            ({"normalize_inputs": True, "n_context": 0}, "normalize_inputs=True needs a context"),
-            (INVERSE, "needs covariance, condition_number or eigen"),
-            (INVERSE | {"condition_number": 2.0, "eigenbasis": "per_task"}, "for one covariance"),
-            (PLANE | INVERSE | {"eigenvalues": (1.0, 0.0)}, "has no inverse"),
-            ({"condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
-            ({"covariance": ((1.0,),), "x_dim": 1, "inputs": "uniform"}, "covariance is for Gaussian inputs"),
-            ({"condition_number": 2.0, "inputs": ("gaussian", "uniform")}, "condition_number is for"),
-            ({"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
-            ({"covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
-            *(({"condition_number": v}, "condition_number") for v in (0.5, NAN, INF)),
-            *((PLANE | {"eigenvalues": v}, "eigenvalues") for v in ((1.0,), (1.0, -1.0))),
-            *((PLANE | {"covariance": matrix}, "covariance")
-              for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)))),
-            (PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
-            ({"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
-        ]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "fields", "named"), [
+    *((kind, {field: value}, field) for kind, field, value in [
+        ("Conjunctions", "positive_share", 1.1), ("MixedRegression", "noise_stds", ()),
+        ("MixedRegression", "noise_stds", (0.0, 1.0)), ("SineRegression", "x_range", (1.0, 0.0)),
+        ("SineRegression", "amplitude_range", (0.0, NAN)), ("SineRegression", "phase_range", (0.0, INF)),
+        ("MarkovChains", "d_vocab", 1),
+    ]),
+    ("Parities", {"x_dim": 3, "degree": 4}, "degree must be at most x_dim=3"),
+    ("SparseLinearRegression", {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
+    ("QuadraticRegression", {"active_dims": 21}, "active_dims must be 1 to x_dim=20"),
+    ("MixedRegression", {"weight_stds": (1.0, 2.0, 3.0)}, "one for each of the 2 noise_stds"),
+    ("FixedTasks", {"task": tasks.LinearRegression(), "n_tasks": 0}, "n_tasks"),
+    ("FixedTasks", {"task": tasks.MarkovChains(), "n_tasks": 3}, "a task of points, got MarkovChains"),
+    ("MarkovChains", {"order": 64}, "order must be below n_ctx=64"),
+    ("MarkovChains", {"order": 8}, "at most 4096, got order=8 and d_vocab=3"),
+    ("MarkovChains", {"order": 2, "start": "stationary"}, "needs order=1, got order=2"),
+    ("MarkovChains", {"order": 0, "start": "stationary"}, "needs order=1, got order=0"),
+    ("MarkovChains", {"n_chains": 0}, "n_chains"),
+    ("BallsAndUrns", {"n_urns": 0}, "n_urns"),
+    *(("GraphTracing", {"sides": sides, "periodic": periodic}, "sides")
+      for sides, periodic in [((), False), ((1,), False), ((0, 3), False), ((2, 4), True)]),
+    ("GaussianClusters", {"burstiness": 3}, "burstiness must divide"),
+    ("GaussianClusters", {"n_classes": 4}, "n_classes must be at least"),
+    ("RepeatedTokens", {"min_period": 5, "max_period": 4}, "min_period <= max_period < n_ctx=64, got 5 to 4"),
+    ("RepeatedTokens", {"n_ctx": 32}, "max_period < n_ctx=32, got 4 to 32"),
+    ("TopicClassification", {"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
+    ("TopicClassification", {"max_classes": 13}, "max_classes <= 12, got 2 to 13"),
+    *(("TopicClassification", {name: n}, "got n_topical=2") for name, n in (("min_words", 1), ("max_words", 5))),
+    ("LinearRegression", {"inputs": ()}, "inputs"),
+    *(("LinearRegression", NORMAL | fields, named) for fields, named in [
+        ({"normalize_inputs": True, "n_context": 0}, "normalize_inputs=True needs a context"),
+        (INVERSE, "needs covariance, condition_number or eigen"),
+        (INVERSE | {"condition_number": 2.0, "eigenbasis": "per_task"}, "for one covariance"),
+        (PLANE | INVERSE | {"eigenvalues": (1.0, 0.0)}, "has no inverse"),
+        ({"condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
+        ({"covariance": ((1.0,),), "x_dim": 1, "inputs": "uniform"}, "covariance is for Gaussian inputs"),
+        ({"condition_number": 2.0, "inputs": ("gaussian", "uniform")}, "condition_number is for"),
+        ({"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
+        ({"covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
+        *(({"condition_number": v}, "condition_number") for v in (0.5, NAN, INF)),
+        *((PLANE | {"eigenvalues": v}, "eigenvalues") for v in ((1.0,), (1.0, -1.0))),
+        *((PLANE | {"covariance": matrix}, "covariance")
+          for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)))),
+        (PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
+        ({"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
+    ]),
+])  # fmt: skip
 @pytest.mark.usefixtures("unchecked_types")
 def test_fields_out_of_range_are_refused_by_name(kind, fields, named):
     with pytest.raises(ValueError, match=named):
@@ -92,54 +89,48 @@ def test_sampling_needs_one_seed_or_generator_on_the_device_and_a_number_of_prom
 RANDOM = RandomTensors(torch.Generator())
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        *((lambda a=a: RANDOM.dirichlet(a, 3), "concentration") for a in (0.0, INF)),
-        (lambda: RANDOM.integers(3, 3, 2), "low must be below high, got 3 and 3"),
-        (lambda: RANDOM.normal(2**20, 2**20), "too many"),
-        *((lambda t=t: TopicClassification().texts(t, 1, seed=0), "topics must be") for t in ([], ["birds", "bird"])),
-        (lambda: register(NoData), "task_type must be a dataclass, .*NoData"),
-        (lambda: register(Prompts), r"Prompts lacks \['sample', 'replace'\]"),
-        (lambda: register(SparseRegression()), "task_type must be a dataclass"),  # type: ignore[call-overload]
-        (lambda: task_to_dict(NoData()), "must be a dataclass"),
-    ],
-)
+@pytest.mark.parametrize(("call", "named"), [
+    *((lambda a=a: RANDOM.dirichlet(a, 3), "concentration") for a in (0.0, INF)),
+    (lambda: RANDOM.integers(3, 3, 2), "low must be below high, got 3 and 3"),
+    (lambda: RANDOM.normal(2**20, 2**20), "too many"),
+    *((lambda t=t: TopicClassification().texts(t, 1, seed=0), "topics must be") for t in ([], ["birds", "bird"])),
+    (lambda: register(NoData), "task_type must be a dataclass, .*NoData"),
+    (lambda: register(Prompts), r"Prompts lacks \['sample', 'replace'\]"),
+    (lambda: register(SparseRegression()), "task_type must be a dataclass"),  # type: ignore[call-overload]
+    (lambda: task_to_dict(NoData()), "must be a dataclass"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
 
 
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        ({}, "task type None is not one of"),
-        ({"type": ["LinearRegression"]}, "is not one of"),
-        ({"type": "Sparse"}, r"'Sparse' is not one of .*register\(its class\) before loading"),
-        ({"type": "LinearRegression", "xdim": 3}, r"LinearRegression has no field \['xdim'\]"),
-        ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
-        ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a number of at least 0, got 'loud'"),
-        ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs must be 'uniform', 'gaussian',"),
-        ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "eigenvalues"),
-        ({"type": "LinearRegression", "noise_std": 10**400}, "noise_std must be a number of at least 0, got 1000"),
-        ({"type": "LinearRegression", "eigenvalues": [[1]]}, "eigenvalues"),
-        ({"type": "SineRegression", "x_range": [1.0]}, "x_range must be a tuple of a number, a number"),
-        ({"type": "RepeatedTokens", "task": {}}, r"RepeatedTokens has no field \['task'\]"),
-        ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks: .*task"),
-        ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
-        ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
-        (None, "data must be a dictionary of strings to anything, got None"),
-        ([{"type": "LinearRegression"}], "data must be a dictionary of strings to anything, got the list"),
-        *(
-            ({"type": kind}, "task type|Can't instantiate abstract class")
-            for kind in (
-                "this:that", "antigravity:Task", "os:system", "subprocess:Popen", "mechicl.tasks.registry:TASK_TYPES",
-                "mechicl.learners:AlgorithmLearner", "mechicl.tasks:LinearRegression", "tests.tasks.own_tasks:NoData",
-                "tests.tasks.own_tasks:", ":SparseRegression", "mechicl.tasks.sampling:PromptDistribution",
-            )
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "named"), [
+    ({}, "task type None is not one of"),
+    ({"type": ["LinearRegression"]}, "is not one of"),
+    ({"type": "Sparse"}, r"'Sparse' is not one of .*register\(its class\) before loading"),
+    ({"type": "LinearRegression", "xdim": 3}, r"LinearRegression has no field \['xdim'\]"),
+    ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
+    ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a number of at least 0, got 'loud'"),
+    ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs must be 'uniform', 'gaussian',"),
+    ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "eigenvalues"),
+    ({"type": "LinearRegression", "noise_std": 10**400}, "noise_std must be a number of at least 0, got 1000"),
+    ({"type": "LinearRegression", "eigenvalues": [[1]]}, "eigenvalues"),
+    ({"type": "SineRegression", "x_range": [1.0]}, "x_range must be a tuple of a number, a number"),
+    ({"type": "RepeatedTokens", "task": {}}, r"RepeatedTokens has no field \['task'\]"),
+    ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks: .*task"),
+    ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
+    ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
+    (None, "data must be a dictionary of strings to anything, got None"),
+    ([{"type": "LinearRegression"}], "data must be a dictionary of strings to anything, got the list"),
+    *(
+        ({"type": kind}, "task type|Can't instantiate abstract class")
+        for kind in (
+            "this:that", "antigravity:Task", "os:system", "subprocess:Popen", "mechicl.tasks.registry:TASK_TYPES",
+            "mechicl.learners:AlgorithmLearner", "mechicl.tasks:LinearRegression", "tests.tasks.own_tasks:NoData",
+            "tests.tasks.own_tasks:", ":SparseRegression", "mechicl.tasks.sampling:PromptDistribution",
+        )
+    ),
+])  # fmt: skip
 @pytest.mark.usefixtures("unchecked_types")
 def test_data_that_no_task_wrote_are_refused_and_import_nothing(data, named):
     loaded = set(sys.modules)
@@ -185,14 +176,11 @@ class FaultyTask(tasks.LinearRegression):
         return prompts[1:] if self.fault == "fewer" else prompts.xs  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("raises", "_sample of FaultyTask failed: KeyError: 'weights'"),
-        ("fewer", r"_sample of FaultyTask must return 5 prompts as Prompts, got Prompts\(n_prompts=4"),
-        ("", r"_sample of FaultyTask must return 5 prompts as Prompts, got tensor"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "message"), [
+    ("raises", "_sample of FaultyTask failed: KeyError: 'weights'"),
+    ("fewer", r"_sample of FaultyTask must return 5 prompts as Prompts, got Prompts\(n_prompts=4"),
+    ("", r"_sample of FaultyTask must return 5 prompts as Prompts, got tensor"),
+])  # fmt: skip
 def test_errors_of_a_user_s_task_name_it(fault, message):
     with pytest.raises(ValueError, match=message):
         FaultyTask(x_dim=2, n_context=3, fault=fault).sample(5, seed=0)

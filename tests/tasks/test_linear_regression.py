@@ -100,15 +100,12 @@ def assert_second_moment(xs, expected):
     assert_follows(mahalanobis, scipy.stats.chi2(xs.shape[-1]))
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"covariance": COVARIANCE}, np.array(COVARIANCE)),
-        *(({"condition_number": c}, np.diag([c**0, c**0.5, c])) for c in (1.0, 10.0)),
-        ({"x_dim": 1, "condition_number": 10.0}, np.eye(1)),
-        ({"eigenvalues": (9.0, 4.0, 1.0), "eigenbasis": "shared"}, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"covariance": COVARIANCE}, np.array(COVARIANCE)),
+    *(({"condition_number": c}, np.diag([c**0, c**0.5, c])) for c in (1.0, 10.0)),
+    ({"x_dim": 1, "condition_number": 10.0}, np.eye(1)),
+    ({"eigenvalues": (9.0, 4.0, 1.0), "eigenbasis": "shared"}, None),
+])  # fmt: skip
 def test_gaussian_inputs_take_any_covariance(fields, expected):
     task = LinearRegression(**{"x_dim": 3, "n_context": 9, "inputs": "gaussian", **fields})
     if expected is None:  # rotated by a basis that has its own seed, and is not the axes
@@ -188,14 +185,11 @@ def test_targets_are_linear_in_the_inputs_with_normal_weights(x_dim, y_dim):
         assert abs(z_score(flat[:, i] * flat[:, j], 0.0)) < MOST_Z
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"covariance": ((2.0, 0.6, 0.0), (0.6, 1.0, -0.3), (0.0, -0.3, 0.5))},
-        {"condition_number": 20.0},
-        {"eigenvalues": (4.0, 1.0, 0.1), "eigenbasis": "shared", "eigenbasis_seed": 3},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"covariance": ((2.0, 0.6, 0.0), (0.6, 1.0, -0.3), (0.0, -0.3, 0.5))},
+    {"condition_number": 20.0},
+    {"eigenvalues": (4.0, 1.0, 0.1), "eigenbasis": "shared", "eigenbasis_seed": 3},
+])  # fmt: skip
 def test_weights_may_have_the_inverse_covariance_of_the_inputs(fields):
     sizes = {"x_dim": 3, "n_context": 4, "y_dim": 2, "input_scale": 2.0}
     task = LinearRegression(**sizes, inputs="gaussian", weight_covariance="inverse", **fields)

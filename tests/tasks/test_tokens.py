@@ -104,8 +104,6 @@ def test_tiny_concentrations_give_deterministic_chains_not_nan():
 
 
 # ---- finite pools, higher orders, urns and graphs ----
-
-
 def test_a_pool_repeats_its_chains_and_new_chains_do_not():
     task = MarkovChains(d_vocab=3, n_ctx=5, n_chains=4, chain_seed=7)
     drawn, pool = task.transitions(400, seed=0), task.pool

@@ -55,38 +55,32 @@ def test_a_column_that_the_template_shows_twice_is_one_column():
     assert made_with(template="{{no}} {a column}").write({"a column": "x"}) == "{no} x"
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"template": "Label:"}, r"the template of 'mine' has no \{column\}: 'Label:'"),
-        *(({"template": f"{{{field}}}"}, "must be names") for field in ("", "0", "text.upper", "text[0]", "text:d")),
-        ({"template": "{text"}, "expected '}'"),
-        ({"labels": (" a",)}, "labels must be two or more"),
-        ({"labels": (" a", "A")}, "labels must be two or more"),
-        ({"hub": None}, "'mine' needs a name on the hub or topics, and not both"),
-        ({"hub": None, "topics": ("birds", "tree")}, r"unknown topics \['tree'\]: there are \['animals'"),
-        ({"hub": None, "topics": ("birds", "trees", "body")}, "3 topics for 2 labels"),
-        ({"hub": None, "topics": ("birds", "trees"), "template": "{a} {b}"}, r"the columns \('a', 'b'\)"),
-        ({"n_demonstrations": -1}, "n_demonstrations"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"template": "Label:"}, r"the template of 'mine' has no \{column\}: 'Label:'"),
+    *(({"template": f"{{{field}}}"}, "must be names") for field in ("", "0", "text.upper", "text[0]", "text:d")),
+    ({"template": "{text"}, "expected '}'"),
+    ({"labels": (" a",)}, "labels must be two or more"),
+    ({"labels": (" a", "A")}, "labels must be two or more"),
+    ({"hub": None}, "'mine' needs a name on the hub or topics, and not both"),
+    ({"hub": None, "topics": ("birds", "tree")}, r"unknown topics \['tree'\]: there are \['animals'"),
+    ({"hub": None, "topics": ("birds", "trees", "body")}, "3 topics for 2 labels"),
+    ({"hub": None, "topics": ("birds", "trees"), "template": "{a} {b}"}, r"the columns \('a', 'b'\)"),
+    ({"n_demonstrations": -1}, "n_demonstrations"),
+])  # fmt: skip
 def test_tasks_that_make_no_sense_are_refused_with_the_reason(fields, message):
     with pytest.raises(ValueError, match=message):
         made_with(**fields)
 
 
 # ---- LabelledTexts ----
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: LabelledTexts(OPINIONS, ({"text": "a"},), (0, 1)), "got 1 texts and 2 labels"),
-        (lambda: LabelledTexts(OPINIONS, ({"text": "a"},), (3,)), "labels of 'opinions' must be from 0 to 2, got 3"),
-        (lambda: LabelledTexts(OPINIONS, ({"word": "b"},), (0,)), r"text 0 lacks the columns \['text'\] of 'opinions'"),
-        (lambda: labelled([0, 0, 2]).draw(3, seed=0), r"takes 1 examples of each class, and class 1 \(' fine'\) has 0"),
-        (lambda: labelled([0, 0, 0, 1, 2]).draw(5, seed=0), r"takes 1 or 2 examples .* class 1 \(' fine'\) has 1: "),
-        (lambda: labelled([0, 1, 2]).draw(4, seed=0), "n must be from 0 to 3, the number of examples, got 4"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: LabelledTexts(OPINIONS, ({"text": "a"},), (0, 1)), "got 1 texts and 2 labels"),
+    (lambda: LabelledTexts(OPINIONS, ({"text": "a"},), (3,)), "labels of 'opinions' must be from 0 to 2, got 3"),
+    (lambda: LabelledTexts(OPINIONS, ({"word": "b"},), (0,)), r"text 0 lacks the columns \['text'\] of 'opinions'"),
+    (lambda: labelled([0, 0, 2]).draw(3, seed=0), r"takes 1 examples of each class, and class 1 \(' fine'\) has 0"),
+    (lambda: labelled([0, 0, 0, 1, 2]).draw(5, seed=0), r"takes 1 or 2 examples .* class 1 \(' fine'\) has 1: "),
+    (lambda: labelled([0, 1, 2]).draw(4, seed=0), "n must be from 0 to 3, the number of examples, got 4"),
+])  # fmt: skip
 def test_refused_examples_and_draws(call, message):
     with pytest.raises(ValueError, match=message):
         call()

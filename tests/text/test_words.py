@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from mechicl.prompts.tokenizing import start_ids
+from mechicl.prompts.tokens import start_ids
 from mechicl.tasks.topics import WORDS
 from mechicl.text import (
     TEXT_TASKS,
@@ -237,20 +237,17 @@ class _Characters:
         self.input_ids = [ord(letter) for letter in text]
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: WordTask("t", (("a", "b"),)), "two pairs"),
-        (lambda: WordTask("t", (("a", "b"), ("a", "c"))), "unique"),
-        (lambda: WordTask("t", (("a", "b"), ("c", " "))), "blank"),
-        (lambda: WordTask("t", (("a", "b"), ("c", "d")), template="{output} {input}"), "template"),
-        (lambda: word_prompts(TOKENIZER, "nothing"), "task"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=500), "n_shots=500"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=1, labels="shuffled"), "n_shots=1"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", other="plural"), "other"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),  # type: ignore[arg-type]
-    ],
-)
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: WordTask("t", (("a", "b"),)), "two pairs"),
+    (lambda: WordTask("t", (("a", "b"), ("a", "c"))), "unique"),
+    (lambda: WordTask("t", (("a", "b"), ("c", " "))), "blank"),
+    (lambda: WordTask("t", (("a", "b"), ("c", "d")), template="{output} {input}"), "template"),
+    (lambda: word_prompts(TOKENIZER, "nothing"), "task"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=500), "n_shots=500"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=1, labels="shuffled"), "n_shots=1"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", other="plural"), "other"),
+    (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),  # type: ignore[arg-type]
+])  # fmt: skip
 def test_errors(call, named):
     with pytest.raises(ValueError, match=named):
         call()

@@ -46,8 +46,6 @@ def source(tmp_path_factory) -> str:
 
 
 # ---- the loop against plain PyTorch with hand-written hooks ----
-
-
 def activation_of(model: HookedTransformer, part: torch.nn.Module, ids: Tensor) -> Tensor:
     """The output of a part in a plain forward pass."""
     kept: list[Tensor] = []
@@ -171,7 +169,6 @@ def test_a_clamped_training_equals_a_plain_loop_with_hooks(tmp_path, source, cas
 
 
 # ---- saves, ensembles, sweeps ----
-
 FROZEN = Clamp("pattern", 0, head=1, method="freeze", snapshot=3, steps=(4, 9))
 
 
@@ -211,15 +208,12 @@ def test_a_run_with_clamps_does_not_continue_one_without(tmp_path):
             train(other, tmp_path / folder, progress=False)
 
 
-@pytest.mark.parametrize(
-    ("model", "clamp"),
-    [
-        (EXACT_READER, Clamp("pattern", 0, method="freeze")),
-        (INTERLEAVED.replace(dtype="float64", n_layers=2), Clamp("z", 1, head=0, pos=(2, 3), method="mean")),
-        (LSTM, Clamp("resid_post", 0, method="freeze", steps=(3, 9))),
-        (LSTM, Clamp("hook_embed", method="detach")),
-    ],
-)
+@pytest.mark.parametrize(("model", "clamp"), [
+    (EXACT_READER, Clamp("pattern", 0, method="freeze")),
+    (INTERLEAVED.replace(dtype="float64", n_layers=2), Clamp("z", 1, head=0, pos=(2, 3), method="mean")),
+    (LSTM, Clamp("resid_post", 0, method="freeze", steps=(3, 9))),
+    (LSTM, Clamp("hook_embed", method="detach")),
+])  # fmt: skip
 def test_each_seed_of_a_clamped_ensemble_equals_its_run_alone(tmp_path, model, clamp):
     task = WORDS if model is EXACT_READER else TASK
     config = small(task=task, model=model, seeds=(0, 5), interventions=(clamp,), steps=20)
@@ -285,25 +279,20 @@ def test_an_axis_of_a_sweep_can_be_the_interventions(tmp_path):
 
 
 # ---- errors ----
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"component": "zz", "layer": 0}, "needs a layer, and the full name of a hook has none"),
-        ({"component": "z"}, "needs a layer"),
-        ({"component": "pattern", "layer": 0, "pos": 3}, r"'pattern' has the axes .* not \['pos'\]"),
-        ({"component": "z", "layer": 0, "head": ()}, "head has no place"),
-        ({"component": "z", "layer": 0, "source": "x"}, "method='value' has no source"),
-        ({"component": "z", "layer": 0, "source_head": 0}, "method='value' has no source_head"),
-        ({"component": "z", "layer": 0, "method": "mean", "value": 1.0}, "method='mean' has no value"),
-        ({"component": "z", "layer": 0, "method": "copy"}, "needs a source"),
-        ({"component": "resid_pre", "layer": 0, "method": "copy", "source": "x", "source_head": 1}, "has no heads"),
-        ({"component": "attn_scores", "layer": 0}, "would unmask hidden keys"),
-        ({"component": "z", "layer": 0, "steps": (5, 5)}, "steps must be two numbers, the lower first"),
-        ({"component": "z", "layer": 0, "method": "freeze", "snapshot": 6, "steps": (5, 8)}, "after the first clamped"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"component": "zz", "layer": 0}, "needs a layer, and the full name of a hook has none"),
+    ({"component": "z"}, "needs a layer"),
+    ({"component": "pattern", "layer": 0, "pos": 3}, r"'pattern' has the axes .* not \['pos'\]"),
+    ({"component": "z", "layer": 0, "head": ()}, "head has no place"),
+    ({"component": "z", "layer": 0, "source": "x"}, "method='value' has no source"),
+    ({"component": "z", "layer": 0, "source_head": 0}, "method='value' has no source_head"),
+    ({"component": "z", "layer": 0, "method": "mean", "value": 1.0}, "method='mean' has no value"),
+    ({"component": "z", "layer": 0, "method": "copy"}, "needs a source"),
+    ({"component": "resid_pre", "layer": 0, "method": "copy", "source": "x", "source_head": 1}, "has no heads"),
+    ({"component": "attn_scores", "layer": 0}, "would unmask hidden keys"),
+    ({"component": "z", "layer": 0, "steps": (5, 5)}, "steps must be two numbers, the lower first"),
+    ({"component": "z", "layer": 0, "method": "freeze", "snapshot": 6, "steps": (5, 8)}, "after the first clamped"),
+])  # fmt: skip
 def test_clamps_that_make_no_sense_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Clamp(**fields)

@@ -89,15 +89,12 @@ def test_large_batches_are_the_same_with_or_without_a_thread_from_any_step_and_i
     assert torch.equal(torch.cat([share.tokens for share in shares], dim=1), plain[0].tokens)
 
 
-@pytest.mark.parametrize(
-    ("changes", "across"),
-    [
-        ({}, True),
-        ({"seeds": (0,)}, True),
-        ({"seeds": (0,), "task": TASK.replace(n_context=200), "model": MODEL.replace(n_context=200)}, False),
-        ({"model": MODEL.replace(n_layers=2)}, False),
-    ],
-)
+@pytest.mark.parametrize(("changes", "across"), [
+    ({}, True),
+    ({"seeds": (0,)}, True),
+    ({"seeds": (0,), "task": TASK.replace(n_context=200), "model": MODEL.replace(n_context=200)}, False),
+    ({"model": MODEL.replace(n_layers=2)}, False),
+])  # fmt: skip
 def test_prompts_lie_last_in_memory_where_one_layer_is_quicker_so(changes, across):
     batch = sample_batch(config := small(**changes), HookedTransformer(config.model), make_generators(config, CPU), 0)
     assert (batch.tokens.stride(1) == 1) == across
@@ -184,7 +181,6 @@ def test_an_error_while_drawing_reaches_the_training_thread_unchanged(monkeypatc
 
 
 # ---- examples and losses ----
-
 UNSCORED = -100
 
 

@@ -77,17 +77,13 @@ def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path
 FURTHER = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, seed=3))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        small(model=EXACT, seeds=SEEDS, curriculum=Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))),
-        small(model=EXACT, seeds=SEEDS, optimizer="soap"),
-        reading(model=READER.replace(dtype="float64"), seeds=SEEDS, optimizer="soap"),
-        small(model=EXACT, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
-        small(model=SOFTMAX, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
-    ],
-    ids=["curriculum", "soap", "soap on tokens", "several tasks", "several tasks, softmax"],
-)
+@pytest.mark.parametrize("config", [
+    small(model=EXACT, seeds=SEEDS, curriculum=Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))),
+    small(model=EXACT, seeds=SEEDS, optimizer="soap"),
+    reading(model=READER.replace(dtype="float64"), seeds=SEEDS, optimizer="soap"),
+    small(model=EXACT, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
+    small(model=SOFTMAX, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
+], ids=["curriculum", "soap", "soap on tokens", "several tasks", "several tasks, softmax"])  # fmt: skip
 def test_each_model_equals_the_run_alone(tmp_path, config):
     assert_each_member_equals_the_run_alone(config, tmp_path)
 
@@ -121,8 +117,6 @@ def test_the_gradient_of_each_seed_is_clipped_by_its_own_norm_as_torch_does_it()
 
 
 # ---- faster steps: the same runs to rounding ----
-
-
 SPEED_SOFTMAX = TransformerConfig(
     x_dim=3, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=16, d_mlp=16, attention="softmax",
     normalization_type="LN",
@@ -177,8 +171,6 @@ def test_a_model_that_cannot_be_compiled_is_named(tmp_path, monkeypatch):
 
 
 # ---- threads ----
-
-
 def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
     monkeypatch.setattr("mechicl.base.threads.n_cores", lambda: 64)
     five_layers = TrainingConfig(model=TransformerConfig(x_dim=10, n_context=10, n_layers=5))

@@ -38,9 +38,8 @@ from tests.training.runs import (
     weights,
 )
 
+
 # ---- the loop against plain PyTorch ----
-
-
 def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and losses of a plain loop on the prompts that a run of the config trains on."""
     (seed,) = config.seeds
@@ -76,8 +75,6 @@ def test_training_equals_a_plain_eager_loop(tmp_path, model, clip, decay):
 
 
 # ---- evaluation, target, metrics, saves ----
-
-
 def held_out_loss(config: TrainingConfig, model: HookedTransformer) -> float:
     prompts = config.eval_tasks[0].sample(config.eval_prompts, seed=config.eval_seed)
     with torch.no_grad():
@@ -174,7 +171,6 @@ def test_mixed_precision_trains_near_the_full_one_and_keeps_full_precision_weigh
 
 
 # ---- several tasks ----
-
 GAUSSIAN = TASK.replace(inputs="gaussian", noise_std=0.3)
 
 
@@ -190,7 +186,6 @@ def test_every_member_is_evaluated_on_held_out_prompts_of_its_own_task(tmp_path)
 
 
 # ---- sequences of tokens ----
-
 EXACT_READER = READER.replace(dtype="float64")
 EXACT_MODEL = build(EXACT_READER)
 
@@ -227,8 +222,6 @@ def test_training_on_tokens_equals_a_plain_eager_loop(tmp_path):
 
 
 # ---- divergence ----
-
-
 @pytest.mark.parametrize("save_every", [2, 3])
 def test_a_diverging_run_stops_with_step_seeds_and_a_good_save(tmp_path, monkeypatch, save_every):
     """The loss of a step is that of the weights before it: at step 6 it is finite, the new weights are not."""
@@ -245,7 +238,6 @@ def test_a_diverging_run_stops_with_step_seeds_and_a_good_save(tmp_path, monkeyp
 
 
 # ---- several processes ----
-
 TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
@@ -321,8 +313,6 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
 
 
 # ---- seeds that diverge while others continue, and the folder's lock ----
-
-
 def test_two_trainings_do_not_share_a_folder(tmp_path):
     with locked(tmp_path), pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()}"):
         train(small(), tmp_path, progress=False)

@@ -111,8 +111,6 @@ def test_gradients_that_overflowed_reach_the_weights_but_not_the_eigenvectors():
 
 
 # ---- interchange training: its interventions are those of the analysis, and its models come to contain algorithms ----
-
-
 TASK = LinearRegression(x_dim=2, n_context=5)
 MODEL = TransformerConfig(
     x_dim=2, n_context=5, n_layers=2, n_heads=1, d_model=6, read_in="linear", read_out="linear", initializer_range=0.2

@@ -91,17 +91,14 @@ def test_what_is_not_measured(changes: dict[str, Any]):
 LONG = THREE_LAYERS.replace(steps=10_000, save_every=10_000)
 
 
-@pytest.mark.parametrize(
-    ("config", "compiled", "expected"),
-    [
-        (LONG, 0.005, True),
-        (LONG, 0.02, False),  # it is slower
-        (LONG.replace(steps=5000), 0.005, None),  # 25 s would be saved, and compiling takes 28
-        (LONG.replace(compile=False), 0.005, None),
-        (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
-        (LONG.replace(routes="rule"), 0.005, None),
-    ],
-)
+@pytest.mark.parametrize(("config", "compiled", "expected"), [
+    (LONG, 0.005, True),
+    (LONG, 0.02, False),  # it is slower
+    (LONG.replace(steps=5000), 0.005, None),  # 25 s would be saved, and compiling takes 28
+    (LONG.replace(compile=False), 0.005, None),
+    (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
+    (LONG.replace(routes="rule"), 0.005, None),
+])  # fmt: skip
 def test_long_runs_are_compiled_if_that_is_faster(config: TrainingConfig, compiled: float, expected: bool | None):
     asked: list[float] = []
     route = choose(config, lambda *_: 0.01, lambda plain: asked.append(plain) or compiled)[0]

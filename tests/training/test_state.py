@@ -15,20 +15,17 @@ from tests.faults.saves import differences
 from tests.training.runs import LSTM, TASK, BlowsUp, assert_same_bits, interrupted, reading, small, weights
 
 
-@pytest.mark.parametrize(
-    ("config", "at", "options"),
-    [
-        (small(n_snapshots=4), (5,), {}),
-        (small(schedule="cosine", warmup_steps=7, gradient_clip=None), (5,), {}),
-        (small(mixed_precision="bf16"), (5,), {}),
-        (small(model=LSTM.replace(dtype="float32"), seeds=(0, 1)), (5,), {}),
-        (small(optimizer="soap", seeds=(0, 3), steps=23), (5,), {}),
-        (reading(optimizer="soap", steps=23), (5,), {}),
-        (small(more_tasks=(TASK.replace(inputs="gaussian"), FixedTasks(TASK, 24)), seeds=(0, 3), n_snapshots=4,
-               target_loss=0.3129, eval_every=2), (5, 10), {}),
-        (small(more_tasks=(BlowsUp(x_dim=3, n_context=4),), seeds=(0, 1), save_every=2), (4,), {"stop_diverged": True}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "at", "options"), [
+    (small(n_snapshots=4), (5,), {}),
+    (small(schedule="cosine", warmup_steps=7, gradient_clip=None), (5,), {}),
+    (small(mixed_precision="bf16"), (5,), {}),
+    (small(model=LSTM.replace(dtype="float32"), seeds=(0, 1)), (5,), {}),
+    (small(optimizer="soap", seeds=(0, 3), steps=23), (5,), {}),
+    (reading(optimizer="soap", steps=23), (5,), {}),
+    (small(more_tasks=(TASK.replace(inputs="gaussian"), FixedTasks(TASK, 24)), seeds=(0, 3), n_snapshots=4,
+           target_loss=0.3129, eval_every=2), (5, 10), {}),
+    (small(more_tasks=(BlowsUp(x_dim=3, n_context=4),), seeds=(0, 1), save_every=2), (4,), {"stop_diverged": True}),
+])  # fmt: skip
 def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, config, at, options):
     whole = train(config, tmp_path / "whole", progress=False, **options)
     for step in at:
@@ -67,8 +64,6 @@ def test_restart_forgets_the_earlier_run(tmp_path):
 
 
 # ---- saves that do not fit ----
-
-
 def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_differ(tmp_path):
     train(small(), tmp_path, progress=False)
     before = (tmp_path / STATE_FILE).read_bytes()
@@ -136,8 +131,6 @@ def test_tensors_of_another_run_or_device_are_refused_before_an_optimiser_reads_
 
 
 # ---- metrics ----
-
-
 def test_metrics_of_steps_after_the_save_go_and_a_line_cut_short_is_left_out(tmp_path):
     lines = [json.dumps({"step": step}) + "\n" for step in range(5)]
     (tmp_path / METRICS_FILE).write_text("".join(lines) + '{"step": 5, "lo')

@@ -54,19 +54,16 @@ def traced_only(monkeypatch):
 DEEP = INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64")
 
 
-@pytest.mark.parametrize(
-    ("config", "draws", "updates"),
-    [
-        (small(model=EXACT, seeds=(0, 5), gradient_clip=0.05, weight_decay=0.5, warmup_steps=5), True, True),
-        (small(model=DEEP, schedule="cosine"), True, True),
-        (small(model=LSTM), True, True),
-        (small(model=EXACT, optimizer="soap"), True, False),
-        (reading(seeds=(0, 5), model=READER.replace(dtype="float64")), False, True),
-        (small(model=EXACT, task=FixedTasks(TASK, 24)), False, True),
-        (small(model=EXACT, task=ThroughNumpy(x_dim=3, n_context=4)), False, True),
-        (small(model=EXACT, curriculum=Curriculum(points=Ramp(2, 5, 1, 3))), False, True),
-    ],
-)
+@pytest.mark.parametrize(("config", "draws", "updates"), [
+    (small(model=EXACT, seeds=(0, 5), gradient_clip=0.05, weight_decay=0.5, warmup_steps=5), True, True),
+    (small(model=DEEP, schedule="cosine"), True, True),
+    (small(model=LSTM), True, True),
+    (small(model=EXACT, optimizer="soap"), True, False),
+    (reading(seeds=(0, 5), model=READER.replace(dtype="float64")), False, True),
+    (small(model=EXACT, task=FixedTasks(TASK, 24)), False, True),
+    (small(model=EXACT, task=ThroughNumpy(x_dim=3, n_context=4)), False, True),
+    (small(model=EXACT, curriculum=Curriculum(points=Ramp(2, 5, 1, 3))), False, True),
+])  # fmt: skip
 @pytest.mark.usefixtures("traced_only")
 def test_whole_steps_train_the_same_models_as_single_operations(tmp_path, config, draws, updates):
     step = whole_step(config)

@@ -120,8 +120,6 @@ def test_similarities_are_means_over_queries_by_layer_and_head():
 
 
 # ---- figures of weights and paths draw the given numbers ----
-
-
 def path(n_alphas: int):
     a, b = (constructions.gradient_descent(x_dim=3, n_context=5, step_size=a) for a in (0.5, 1.0))
     prompts = LinearRegression(x_dim=3, n_context=5).sample(30, seed=0, dtype=torch.float64)

@@ -3,8 +3,7 @@
 >>> find_circuit(model, prompts).heads    # the metric stays with everything else ablated
 """
 
-from mechicl.analysis.circuits.circuit import Circuit
-from mechicl.analysis.circuits.circuit_comparison import compare_circuits
+from mechicl.analysis.circuits.circuit import Circuit, compare_circuits
 from mechicl.analysis.circuits.curves import Ranked, circuit_curve
 from mechicl.analysis.circuits.graph_files import GraphFile, read_graph, write_graph
 from mechicl.analysis.circuits.measures import measure_circuit

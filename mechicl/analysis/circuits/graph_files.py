@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
+from mechicl.analysis.circuits.circuit import NodesAndEdges
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.base.arguments import checked
 from mechicl.base.files import read_json, write_json

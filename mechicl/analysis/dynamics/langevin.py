@@ -136,7 +136,6 @@ class LearningCoefficient(Result):
         """Return the names of the leading axes: step and part."""
         return dict.fromkeys(self.samples(), ("step", "part"))
 
-    @checked
     def estimate(self, step: int | None = None, part: str | None = None, level: float = 0.95) -> Interval:
         """Return the coefficient with its interval over seeds, or over chains if there is one seed.
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
+from mechicl.analysis.interventions.patching import make_grid
 from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
 from mechicl.base.threads import holds_models

@@ -128,7 +128,6 @@ class LogitAttribution(Result):
     logits: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
     errors: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
 
-    @checked
     def strongest(self, n: int = SHOWN) -> list[str]:
         """Return the components with the largest mean contributions, up or down."""
         order = self.contributions.mean(-1).abs().argsort(descending=True)

@@ -129,6 +129,8 @@ def check_hook(model: Any, name: str) -> None:
         hint = nearest_name(name, names)
         if hasattr(model, ON_REQUEST.get(name.rsplit(".", 1)[-1], "")):
             hint = how_to_request(name)
+        if name.endswith("attn.hook_state") and hasattr(model, "original_model"):
+            hint = ": call mechicl.interop.open_states(model) first, if its layers keep states"
         if hasattr(model, "how_to_declare"):
             hint = model.how_to_declare(name)
         raise ValueError(f"the model has no hook {name!r}{hint}")

@@ -36,18 +36,15 @@ def mean(x, y, q):
 RIDGE = AlgorithmLearner(algorithms.ridge, {"penalty": 2.0})
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "violation"),
-    [
-        ("scale of the inputs", mean, 9.0),  # 4 f - f = 3 f
-        ("scale of the targets", lambda x, y, q: mean(x, y, q) * mean(x, y, q).abs(), 1.0),  # 4 f / 2 - f
-        ("scale of the targets", lambda x, y, q: mean(x, y, q).sign(), 0.25),  # 1 / 2 - 1
-        ("linear in the query", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.16),  # 1 - 0.6 - 0.8
-        ("linear in the targets", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.16),
-        ("order of the points", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.0),
-        ("additive over points", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "function", "violation"), [
+    ("scale of the inputs", mean, 9.0),  # 4 f - f = 3 f
+    ("scale of the targets", lambda x, y, q: mean(x, y, q) * mean(x, y, q).abs(), 1.0),  # 4 f / 2 - f
+    ("scale of the targets", lambda x, y, q: mean(x, y, q).sign(), 0.25),  # 1 / 2 - 1
+    ("linear in the query", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.16),  # 1 - 0.6 - 0.8
+    ("linear in the targets", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.16),
+    ("order of the points", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.0),
+    ("additive over points", lambda x, y, q: torch.ones(N, dtype=x.dtype), 0.0),
+])  # fmt: skip
 def test_violations_of_closed_forms(name, function, violation):
     assert measured(function).violation(name).mean == pytest.approx(violation, rel=1e-9, abs=1e-25)
 
@@ -136,7 +133,6 @@ def test_what_cannot_be_measured_is_refused():
 
 
 # ---- theorems ----
-
 LIBRARY = [card for card in cards() if card.holds or card.violates]
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
+from mechicl.statistics import load_result
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
 from tests.algorithms.reference import precondition, transform
 from tests.constructions.reference import at_query
@@ -66,24 +68,21 @@ def named(result: Identification, name: str) -> FamilyMatch:
     return match
 
 
-@pytest.mark.parametrize(
-    ("learner", "family", "hyperparameters", "tolerance"),
-    [
-        ("gradient descent", "gradient descent, 3 steps", {"step_size": 0.6}, 1e-6),
-        ("many steps", "gradient descent, 45 steps", {"step_size": 0.2}, 1e-6),
-        ("GD++", "GD++, 3 steps", {"step_size": 0.5, "gamma": 0.2}, 1e-6),
-        ("GD++ each", "GD++, 3 steps, parameters for each step", {"step_size_1": 0.4, "gamma_1": 0.2}, 0.2),
-        ("ridge", "ridge", {"penalty": 0.37}, 1e-6),
-        ("Newton", "Newton, 4 iterations", {"alpha over 1/|SSᵀ|": 1.0}, 1e-6),
-        ("Newton, one alpha", "Newton, 3 iterations", {"alpha": 0.4}, 1e-6),
-        ("least squares", "least squares", {}, 0),
-        ("online", "online gradient descent", {"step_size": 0.8}, 1e-6),
-        ("online, normalised", "online gradient descent", {}, 0),
-        ("averaging", "averaging", {}, 0),
-        ("Chebyshev", "Chebyshev, 2 steps", {"degree": 2}, 0),
-        ("preconditioned", "preconditioned gradient descent, 1 step", PRECONDITIONED, 1e-5),
-    ],
-)
+@pytest.mark.parametrize(("learner", "family", "hyperparameters", "tolerance"), [
+    ("gradient descent", "gradient descent, 3 steps", {"step_size": 0.6}, 1e-6),
+    ("many steps", "gradient descent, 45 steps", {"step_size": 0.2}, 1e-6),
+    ("GD++", "GD++, 3 steps", {"step_size": 0.5, "gamma": 0.2}, 1e-6),
+    ("GD++ each", "GD++, 3 steps, parameters for each step", {"step_size_1": 0.4, "gamma_1": 0.2}, 0.2),
+    ("ridge", "ridge", {"penalty": 0.37}, 1e-6),
+    ("Newton", "Newton, 4 iterations", {"alpha over 1/|SSᵀ|": 1.0}, 1e-6),
+    ("Newton, one alpha", "Newton, 3 iterations", {"alpha": 0.4}, 1e-6),
+    ("least squares", "least squares", {}, 0),
+    ("online", "online gradient descent", {"step_size": 0.8}, 1e-6),
+    ("online, normalised", "online gradient descent", {}, 0),
+    ("averaging", "averaging", {}, 0),
+    ("Chebyshev", "Chebyshev, 2 steps", {"degree": 2}, 0),
+    ("preconditioned", "preconditioned gradient descent, 1 step", PRECONDITIONED, 1e-5),
+])  # fmt: skip
 def test_an_algorithm_is_recognised(learner, family, hyperparameters, tolerance):
     result = identified(learner)
     assert result.best.name == family
@@ -97,17 +96,14 @@ def test_an_algorithm_is_recognised(learner, family, hyperparameters, tolerance)
     torch.testing.assert_close(best.predict(held_out), LEARNERS[learner].predict(held_out), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("learner", "name", "steps"),
-    [
-        (SpectralLearner(lambda eigenvalues: momentum_filter(eigenvalues, 3, 0.12, 0.5), "momentum"),
-         "gradient descent with momentum, 3 steps", 4),
-        (run(descend_on_features, matrix=MATRIX, steps=2, constant=False),
-         "preconditioned gradient descent, 2 steps", 2),
-        (run(descend_on_features, matrix=AFFINE, steps=1, constant=True),
-         "kernel gradient descent on 1 and x, 1 step", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("learner", "name", "steps"), [
+    (SpectralLearner(lambda eigenvalues: momentum_filter(eigenvalues, 3, 0.12, 0.5), "momentum"),
+     "gradient descent with momentum, 3 steps", 4),
+    (run(descend_on_features, matrix=MATRIX, steps=2, constant=False),
+     "preconditioned gradient descent, 2 steps", 2),
+    (run(descend_on_features, matrix=AFFINE, steps=1, constant=True),
+     "kernel gradient descent on 1 and x, 1 step", 1),
+])  # fmt: skip
 def test_variants_of_descent_are_recognised(learner, name, steps):
     result = identify(learner, DOUBLE, steps=steps, n_prompts=150, with_limits=False, progress=False)
     assert result.best.name == result.answer.name == name
@@ -132,14 +128,11 @@ def test_neighbours_are_recognised_by_their_predictions():
     assert result.best.sensitivity_cosine.isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("make", "settings", "steps", "name", "hyperparameters"),
-    [
-        ("gd_plus_plus", {"step_size": 0.5, "gamma": 0.15}, 2, "GD++, 2 steps", {"step_size": 0.5, "gamma": 0.15}),
-        ("gradient_descent", {"step_size": 0.5}, 1, "gradient descent, 1 step", {"step_size": 0.5}),
-        ("newton", {"alpha": 0.3}, 2, "Newton, 2 iterations", {"alpha": 0.3}),
-    ],
-)
+@pytest.mark.parametrize(("make", "settings", "steps", "name", "hyperparameters"), [
+    ("gd_plus_plus", {"step_size": 0.5, "gamma": 0.15}, 2, "GD++, 2 steps", {"step_size": 0.5, "gamma": 0.15}),
+    ("gradient_descent", {"step_size": 0.5}, 1, "gradient descent, 1 step", {"step_size": 0.5}),
+    ("newton", {"alpha": 0.3}, 2, "Newton, 2 iterations", {"alpha": 0.3}),
+])  # fmt: skip
 def test_a_construction_is_recognised_with_one_step_per_layer(make, settings, steps, name, hyperparameters):
     model = getattr(constructions, make)(x_dim=3, n_context=5, steps=steps, **settings)
     result = identify(model, TASK, steps=1 if make == "newton" else None, **QUICK)
@@ -213,6 +206,15 @@ def test_the_limits_are_the_best_of_their_order():
             assert limits["first order, 2 steps"].squared_errors.mean().item() <= 1.05 * error
     assert limits["ridge"].hyperparameters["penalty"] == pytest.approx(0.09, rel=0.5)  # exact Bayes
     assert min(limits.values(), key=lambda m: m.squared_errors.mean().item()).name == "ridge"
+
+
+def test_an_identification_is_the_same_after_saving_and_loading(tmp_path):
+    result = identified("online")
+    again = load_result(result.save(tmp_path / "result"))
+    assert str(again) == str(result)
+    pd.testing.assert_frame_equal(again.to_dataframe(), result.to_dataframe(), rtol=1e-12)
+    for quantity, values in result.samples().items():
+        assert torch.equal(again.samples()[quantity].nan_to_num(9), values.nan_to_num(9))
 
 
 def test_the_table_ranks_every_family_and_its_sensitivity():

@@ -267,12 +267,9 @@ def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_o
     assert losses[0] < losses[1]
 
 
-@pytest.mark.parametrize(
-    ("ys", "classes"),
-    [
-        ([[1.0], [-1.0]], True), ([[1.0], [0.5]], False), ([[1.0, 0.0], [0.0, 1.0]], True),
-        ([[1.0, 0.0], [0.0, 0.0]], False), ([[1.0, 1.0], [0.0, 1.0]], False), ([[0.25, 0.75], [0.0, 1.0]], False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ys", "classes"), [
+    ([[1.0], [-1.0]], True), ([[1.0], [0.5]], False), ([[1.0, 0.0], [0.0, 1.0]], True),
+    ([[1.0, 0.0], [0.0, 0.0]], False), ([[1.0, 1.0], [0.0, 1.0]], False), ([[0.25, 0.75], [0.0, 1.0]], False),
+])  # fmt: skip
 def test_classes_are_signs_or_one_hot(ys, classes):
     assert are_classes(torch.tensor(ys)) is classes

@@ -30,7 +30,6 @@ from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, Transforme
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.prompts import Prompts
-from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=5, n_context=20)
@@ -159,14 +158,6 @@ def test_two_steps_in_one_block_of_a_users_module():
     assert interchange(model, wrong, prompts, sources, progress=False).score.mean < 0.99
 
 
-def test_the_table_the_text_and_the_saved_result(model, tmp_path):
-    result = interchange(model, Hypothesis(THREE), *ends(), progress=False)
-    again = load_result(result.save(tmp_path / "interchange"))
-    assert (again.score, str(again)) == (result.score, str(result))
-    assert again.to_dataframe()["r2"].min() > 0.999
-    assert str(result.cells[1]) == "query exchanged after 1 layer"
-
-
 def test_cells_that_are_not_finite_are_the_weakest(model):
     prompts, sources = ends(n=12)
     asked = ["query exchanged"]
@@ -270,15 +261,13 @@ def test_newtons_method_comes_first_in_its_own_model():
     assert result.best.score.mean > 0.99
 
 
-def test_the_nearest_family_by_predictions_is_reported_too(ranked, tmp_path):
+def test_the_nearest_family_by_predictions_is_reported_too():
     model = gradient_descent(**SIZES, step_size=0.2, steps=2)
     hypotheses = [Hypothesis(kind(2, step_size=0.2)) for kind in (QueryDescent, ResidualDescent)]
     result = rank_hypotheses(model, FOUR_INPUTS, hypotheses, n_prompts=64, progress=False)
     assert result.best.hypothesis == ResidualDescent(2, step_size=0.2).name
     assert result.likeness.startswith("gradient descent, 2 steps")
     assert "nearest by predictions" in str(result)
-    again = load_result(ranked.save(tmp_path / "test"))
-    assert again.to_dataframe().equals(ranked.to_dataframe())
 
 
 def test_a_schedule_is_the_best_of_all_that_rise():
@@ -341,6 +330,11 @@ HUGE = [Prompts(1e80 * each.xs, each.ys) for each in (PROMPTS, SOURCES)]
 FEW = SubspaceFit(n_fitting=8, n_prompts=8, iterations=1, restarts=0)
 
 
+def patterns(n_others: int = 6, **options: Any):
+    others = PROMPTS.with_query(PROMPTS.query.xs.flip(0))[:n_others]
+    return analysis.causes.exchange_patterns(TWO.model, PROMPTS, others, **options)
+
+
 def exchange(hypothesis=TWO.hypothesis, prompts=PROMPTS, sources=SOURCES, model: Any = TWO.model, **options: Any):
     return analysis.interchange(model, hypothesis, prompts, sources, progress=False, **options)
 
@@ -349,33 +343,33 @@ def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FO
     return analysis.fit_subspace(model, hypothesis, variables, TASK, **{"fit": FEW, "progress": False} | options)
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: exchange(sources=TASK.sample(6, seed=1, dtype=torch.float64)), "sources must have the prompts' quer"),
-        (lambda: exchange(FOUR.hypothesis), "ends after 4 layers, and the model has 2"),
-        (lambda: exchange(sources=SOURCES[:5]), "same shape"),
-        (lambda: exchange(point=20), "point must be"),
-        (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
-        (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "points of sizes .*: scale them"),
-        (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
-        (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
-        (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),
-        (lambda: exchange(prompts=PROMPTS.prefix(0), sources=SOURCES.prefix(0)), "n_context must be 1 or more"),
-        (lambda: interchange_each(TWO.model, [], PROMPTS, SOURCES), "no hypotheses"),
-        (lambda: analysis.test_hypotheses(TWO.model, TASK, [Hypothesis(SMALL)] * 2), "called 'gradient descent, 2"),
-        (lambda: analysis.test_hypotheses(TWO.model, TASK.replace(n_context=0)), "n_context"),
-        (lambda: candidate_algorithms(PROMPTS, torch.full((2, 6, 1), torch.nan)), "not finite"),
-        (lambda: fit("velocity"), r"not \['velocity'\]"),
-        *[(lambda dims=dims: fit(dims=dims), "dims must rise") for dims in ((), (0, 1), (2, 1), (1, 1))],
-        (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
-        (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
-        (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
-        (lambda: fit(fit=replace(FEW, untrained=TWO.model)), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
-        (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
-        (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: exchange(sources=TASK.sample(6, seed=1, dtype=torch.float64)), "sources must have the prompts' quer"),
+    (lambda: exchange(FOUR.hypothesis), "ends after 4 layers, and the model has 2"),
+    (lambda: exchange(sources=SOURCES[:5]), "same shape"),
+    (lambda: exchange(point=20), "point must be"),
+    (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
+    (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "points of sizes .*: scale them"),
+    (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
+    (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
+    (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),
+    (lambda: exchange(prompts=PROMPTS.prefix(0), sources=SOURCES.prefix(0)), "n_context must be 1 or more"),
+    (lambda: interchange_each(TWO.model, [], PROMPTS, SOURCES), "no hypotheses"),
+    (lambda: patterns(3), "same shape"),
+    (lambda: patterns(layers=[2]), "layers must be some of 0 to 1"),
+    (lambda: patterns(heads=[2]), "heads must be some of 0"),
+    (lambda: analysis.test_hypotheses(TWO.model, TASK, [Hypothesis(SMALL)] * 2), "called 'gradient descent, 2"),
+    (lambda: analysis.test_hypotheses(TWO.model, TASK.replace(n_context=0)), "n_context"),
+    (lambda: candidate_algorithms(PROMPTS, torch.full((2, 6, 1), torch.nan)), "not finite"),
+    (lambda: fit("velocity"), r"not \['velocity'\]"),
+    *[(lambda dims=dims: fit(dims=dims), "dims must rise") for dims in ((), (0, 1), (2, 1), (1, 1))],
+    (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
+    (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
+    (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
+    (lambda: fit(fit=replace(FEW, untrained=TWO.model)), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
+    (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
+    (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
+])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
@@ -391,17 +385,14 @@ def degrees(result: SubspaceSearch, layer: int, columns: torch.Tensor) -> float:
     return float(subspace_angles(learned.numpy(), columns.numpy()).max()) * 180 / torch.pi
 
 
-@pytest.mark.parametrize(
-    ("name", "layer", "variable", "place"),
-    [
-        ("gradient descent, 2 steps", 1, "residual", "query"),
-        ("gradient descent, 4 steps", 2, "residual", "context"),
-        ("GD++, 3 steps", 1, "x", "context"),
-        ("preconditioned gradient descent, 3 steps", 1, "residual", "context"),
-        ("Newton, 3 iterations", 2, "inverse times x", "context"),
-        ("copying, then gradient descent, 3 steps", 2, "residual", "context"),  # targets have separate tokens
-    ],
-)
+@pytest.mark.parametrize(("name", "layer", "variable", "place"), [
+    ("gradient descent, 2 steps", 1, "residual", "query"),
+    ("gradient descent, 4 steps", 2, "residual", "context"),
+    ("GD++, 3 steps", 1, "x", "context"),
+    ("preconditioned gradient descent, 3 steps", 1, "residual", "context"),
+    ("Newton, 3 iterations", 2, "inverse times x", "context"),
+    ("copying, then gradient descent, 3 steps", 2, "residual", "context"),  # targets have separate tokens
+])  # fmt: skip
 def test_planted_variables_are_found_where_they_lie(name, layer, variable, place):
     known = HIDDEN[name]
     columns = known.hypothesis.subspaces.get(variable, torch.zeros(0, 1))
@@ -415,13 +406,10 @@ def test_planted_variables_are_found_where_they_lie(name, layer, variable, place
         assert result.r2(layer, dim, control).mean < 0.3
 
 
-@pytest.mark.parametrize(
-    ("hypothesis", "variable", "layer", "dim"),
-    [
-        (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
-        (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),
-    ],
-)
+@pytest.mark.parametrize(("hypothesis", "variable", "layer", "dim"), [
+    (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
+    (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),
+])  # fmt: skip
 def test_absent_variables_are_not_found(hypothesis, variable, layer, dim):
     model = hide(gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=3), seed=1).model
     few = replace(QUICK, n_fitting=24, n_prompts=24, iterations=8)
@@ -557,14 +545,11 @@ def test_variables_are_read_off_each_token_of_a_point_alone_too():
     assert result.rest_r2(1, 5).mean > 0.8
 
 
-def test_the_table_and_the_saved_result(tmp_path):
+def test_the_table_has_a_row_for_each_search_and_dimension():
     known = HIDDEN["gradient descent, 2 steps"]
     few = replace(QUICK, iterations=2)
     result = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=(1, 10), fit=few, progress=False)
-    again = load_result(result.save(tmp_path / "search"))
-    assert (again.r2(1, 10), str(again)) == (result.r2(1, 10), str(result))
-    torch.testing.assert_close(again.subspace(1, 10).T @ again.subspace(1, 10), torch.eye(10).double())
-    table = again.to_dataframe()
+    table = result.to_dataframe()
     row = table[(table["search"] == "untrained model") & (table["dim"] == 1)].iloc[0]
     assert row["rest_r2"] == result.rest_r2(1, 1, "untrained model").mean
     assert 1 - result.intervals()["errors"].mean == pytest.approx(table["r2"].mean())

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl import analysis
-from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.analysis.causes import exchange_patterns
 from mechicl.base.settings import settings
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=5, n_context=20)
@@ -106,23 +104,3 @@ def test_models_that_read_x_only_by_patterns_and_one_that_does_not():
     solved = exchange_patterns(known.model, base, base.with_query(source.query.xs))  # an MLP multiplies x and weights
     assert solved.from_own.mean < 1e-6
     assert solved.from_other.mean == pytest.approx(1, abs=1e-3)
-
-
-def test_saved_and_printed(tmp_path):
-    prompts, _ = prompts_and_others(4)
-    result = exchange_patterns(transformer(), prompts, sample_sources(TASK, prompts, seed=1))
-    assert "distance from other" in str(result)
-    again = load_result(result.save(tmp_path / "exchange"))
-    assert again.from_own == result.from_own
-
-
-def test_refused():
-    prompts, others = prompts_and_others(4)
-    model = transformer()
-    with pytest.raises(ValueError, match="same shape"):
-        exchange_patterns(model, prompts, others[:3])
-    with pytest.raises(ValueError, match="layers must be some of 0 to 2"):
-        exchange_patterns(model, prompts, others, layers=[3])
-    with pytest.raises(ValueError, match="heads must be some of 0 to 1"):
-        exchange_patterns(model, prompts, others, heads=[2])
-    assert analysis.causes.exchange_patterns is exchange_patterns

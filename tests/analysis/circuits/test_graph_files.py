@@ -67,15 +67,12 @@ def test_an_edge_to_shared_keys_is_written_for_every_head(tmp_path):
     assert found.nodes == (EMBEDDING, Node(0, 2), Node(0, 3))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data.pop("nodes"), "must contain cfg, nodes and edges"),
-        (lambda data: data["cfg"].update(n_heads=3), "n_heads=3, the model 2"),
-        (lambda data: data["edges"].update({"input->a7.h0<q>": {"score": 0.0}}), "does not have: 'input->a7"),
-        (lambda data: data["edges"].update({"input->m0": {"score": "high"}}), "input->m0 must be a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda data: data.pop("nodes"), "must contain cfg, nodes and edges"),
+    (lambda data: data["cfg"].update(n_heads=3), "n_heads=3, the model 2"),
+    (lambda data: data["edges"].update({"input->a7.h0<q>": {"score": 0.0}}), "does not have: 'input->a7"),
+    (lambda data: data["edges"].update({"input->m0": {"score": "high"}}), "input->m0 must be a finite number"),
+])  # fmt: skip
 def test_damaged_files_are_refused(tmp_path, change, message):
     path = write_graph(tmp_path / "graph.json", MODEL, dict.fromkeys(list_edges(MODEL), 0.0))
     data = json.loads(path.read_text())

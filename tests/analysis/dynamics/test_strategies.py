@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl import algorithms, viz
-from mechicl.analysis.dynamics import StrategyTracking, align_over_training, fit_strategy_odds, track_strategies
+from mechicl.analysis.dynamics import StrategyTracking, fit_strategy_odds, track_strategies
 from mechicl.analysis.dynamics.strategies import nearest_mixture
 from mechicl.checkpoints import Checkpoint
 from mechicl.checkpoints.checkpoint import Snapshots, stack_models
@@ -193,58 +193,33 @@ def test_shapes_of_tracked_strategies(k, n_steps, n_seeds, n_prompts, y_dim, all
         dict(enumerate(steps)), learners[:k], task.sample(n_prompts, seed=0), at=at, n_resamples=2, progress=False
     )
     assert found.weights.shape == found.distances.shape == (k, n_steps, n_seeds)
-    assert found.residual.shape == (n_steps, n_seeds)
-    assert found.coordinates.shape == (2, n_steps, n_seeds)
-    assert found.learner_coordinates.shape == (2, k)
-    assert found.errors.shape == (k + 1, n_steps)
-    assert len(found.verdicts) == n_steps
-    assert len(found.left_out) == k
+    assert (found.errors.shape, len(found.verdicts), len(found.left_out)) == ((k + 1, n_steps), n_steps, k)
     assert torch.allclose(found.weights.sum(0), torch.ones(n_steps, n_seeds).double())
     assert (found.residual <= found.distances.amin(0) + 1e-9).all()
 
 
-def test_models_of_several_seeds_at_a_step_are_aligned_one_by_one():
-    cfg = TransformerConfig(x_dim=3, n_context=5, n_layers=1, n_heads=1, d_head=4, attention="linear")
-    seeds = [HookedTransformer(cfg, seed=seed).eval() for seed in range(2)]
-    prompts = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0)
-    both = align_over_training({0: seeds, 10: seeds[:1] * 2}, AlgorithmLearner(algorithms.ols), prompts, progress=False)
-    one = align_over_training(seeds, AlgorithmLearner(algorithms.ols), prompts, progress=False)
-    assert torch.equal(both.prediction_distance[0], one.prediction_distance[:, 0])
-    assert both.mse.shape == (2, 2)
-
-
 class _Constant:
-    def __init__(self, value):
-        self.value = value
-
     def predict(self, prompts):
-        return torch.full_like(prompts.ys[:, -1], self.value)
+        return torch.full_like(prompts.ys[:, -1], torch.nan)
 
 
-ON_POINTS = {"ols": AlgorithmLearner(algorithms.ols), "averaging": AlgorithmLearner(algorithms.averaging)}
+ON_POINTS: dict[str, Any] = {
+    "prompts": LinearRegression(x_dim=2, n_context=4).sample(5, seed=0),
+    "strategies": {name: AlgorithmLearner(getattr(algorithms, name)) for name in ("ols", "averaging")},
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"strategies": {}}, "1 to 8 learners, got 0"),
-        ({"strategies": {str(i): TokenAlgorithmLearner(algorithms.uniform_tokens) for i in range(9)}}, "got 9"),
-        ({"prompts": TOKENS[:1]}, "two or more, got 1"),
-        ({"strategies": {**(refs := algorithms.references(CHAINS)), "twin": refs["bigram"]}}, "'bigram' and 'twin'"),
-        ({"strategies": {"uniform": refs["uniform"]}}, "must differ from a constant"),
-        ({"checkpoint": {0: [refs["bigram"]], 1: [refs["bigram"]] * 2}}, r"as many seeds, got \[1, 2\]"),
-        ({"threshold": 0.0}, "threshold"),
-        (
-            {
-                "prompts": LinearRegression(x_dim=2, n_context=4).sample(5, seed=0),
-                "strategies": ON_POINTS,
-                "checkpoint": {0: ON_POINTS["ols"], 7: _Constant(float("nan"))},
-            },
-            "_Constant predicts NaN",
-        ),
-        ({"checkpoint": [TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 5})]}, "as many outputs"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"strategies": {}}, "1 to 8 learners, got 0"),
+    ({"strategies": {str(i): TokenAlgorithmLearner(algorithms.uniform_tokens) for i in range(9)}}, "got 9"),
+    ({"prompts": TOKENS[:1]}, "two or more, got 1"),
+    ({"strategies": {**(refs := algorithms.references(CHAINS)), "twin": refs["bigram"]}}, "'bigram' and 'twin'"),
+    ({"strategies": {"uniform": refs["uniform"]}}, "must differ from a constant"),
+    ({"checkpoint": {0: [refs["bigram"]], 1: [refs["bigram"]] * 2}}, r"as many seeds, got \[1, 2\]"),
+    ({"threshold": 0.0}, "threshold"),
+    ({**ON_POINTS, "checkpoint": {0: ON_POINTS["strategies"]["ols"], 7: _Constant()}}, "_Constant predicts NaN"),
+    ({"checkpoint": [TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 5})]}, "as many outputs"),
+])  # fmt: skip
 def test_bad_arguments_of_the_tracker_are_named(changes, named):
     arguments = {"checkpoint": [refs["bigram"]], "strategies": {"pool": refs["pool"], "bigram": refs["bigram"]}}
     with pytest.raises(ValueError, match=named):
@@ -263,7 +238,6 @@ def test_learners_without_prefixes_are_refused_for_all_points():
 
 
 # ---- odds of memorising ----
-
 SIZES, STEPS, GAPS = (2, 4, 8, 16, 32, 64), (10, 30, 100, 300, 1000), (1.2, 0.9, 0.6, 0.4, 0.25, 0.15)
 
 
@@ -319,22 +293,19 @@ def test_where_the_logistic_baseline_is_true_it_wins():
     assert fit.scores["logistic"].item() < 1e-6 < fit.scores["loss and complexity"].item()
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"pool_sizes": (2, 4)}, "for 2 pool sizes and 5 steps"),
-        ({"loss_gaps": (1.0,)}, "1 loss gaps"),
-        ({"pool_sizes": (2, 2, 8, 16, 32, 64)}, "different pool_sizes"),
-        ({"held_out": ()}, "held_out must be some"),
-        ({"held_out": (3,)}, "held_out must be some"),
-        ({"held_out": SIZES}, "held_out must be some"),
-        ({"shares": torch.full((6, 5, 1), 1.5)}, "from 0 to 1"),
-        ({"shares": torch.full((6, 5, 1), torch.nan)}, "the others are NaN"),
-        ({"loss_gaps": (-1.0, *GAPS[1:])}, "loss_gaps"),
-        ({"held_out": SIZES[1:]}, "got 1 sizes and 5 steps"),
-        ({"shares": torch.full((6, 1, 1), 0.5), "steps": (10,)}, "got 5 sizes and 1 steps"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"pool_sizes": (2, 4)}, "for 2 pool sizes and 5 steps"),
+    ({"loss_gaps": (1.0,)}, "1 loss gaps"),
+    ({"pool_sizes": (2, 2, 8, 16, 32, 64)}, "different pool_sizes"),
+    ({"held_out": ()}, "held_out must be some"),
+    ({"held_out": (3,)}, "held_out must be some"),
+    ({"held_out": SIZES}, "held_out must be some"),
+    ({"shares": torch.full((6, 5, 1), 1.5)}, "from 0 to 1"),
+    ({"shares": torch.full((6, 5, 1), torch.nan)}, "the others are NaN"),
+    ({"loss_gaps": (-1.0, *GAPS[1:])}, "loss_gaps"),
+    ({"held_out": SIZES[1:]}, "got 1 sizes and 5 steps"),
+    ({"shares": torch.full((6, 1, 1), 0.5), "steps": (10,)}, "got 5 sizes and 1 steps"),
+])  # fmt: skip
 def test_bad_arguments_of_the_odds_are_named(changes, named):
     arguments = {"shares": true_odds().sigmoid()[..., None], "pool_sizes": SIZES, "steps": STEPS, "loss_gaps": GAPS}
     with pytest.raises(ValueError, match=named):

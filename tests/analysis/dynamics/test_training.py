@@ -97,8 +97,6 @@ def test_a_list_of_models_is_a_training_of_one_seed():
 
 
 # ---- transitions ----
-
-
 def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tuple[float, ...]:
     """Before, after, start and end of one seed's curve, evaluated every ten steps."""
     steps = [10 * i for i in range(len(losses))] if steps is None else steps
@@ -149,18 +147,15 @@ def test_any_quantity_is_measured_at_every_snapshot():
         measure_over_training(made, lambda model: {"n": torch.zeros(1 + (model is made[1]))}, progress=False)
 
 
-@pytest.mark.parametrize(
-    ("losses", "options", "expected"),
-    [
-        ([1.0, 0.0, 0.0, 1.0, 0.7, 0.2, 0.0, 0.0], {}, (40, 50, 40, 60)),  # it falls at its last crossing
-        ([*PLUNGE, 0.8], {}, (NAN,) * 4),  # above it at the last evaluation
-        ([*PLUNGE, 0.3], {}, (90, 100, 100, NAN)),  # half of the fall is over, nine tenths are not
-        ([1.0, 0.95, 0.93, 0.92], {}, (NAN,) * 4),  # too little
-        ([1.0, 0.75, 0.75], {"fall": 0.25}, (0, 10, 10, 10)),
-        ([4.0, 2.0, 1.2, 0.9, 0.3, 0.0], {"plateau": 2.0}, (20, 30, 20, 50)),  # 0.3 is not below a tenth of 2
-        ([0.3, 0.3, 0.1, 0.0], {"plateau": 2.0, "steps": [5, 10, 15, 20]}, (5, 5, 5, 15)),  # below from the first on
-    ],
-)
+@pytest.mark.parametrize(("losses", "options", "expected"), [
+    ([1.0, 0.0, 0.0, 1.0, 0.7, 0.2, 0.0, 0.0], {}, (40, 50, 40, 60)),  # it falls at its last crossing
+    ([*PLUNGE, 0.8], {}, (NAN,) * 4),  # above it at the last evaluation
+    ([*PLUNGE, 0.3], {}, (90, 100, 100, NAN)),  # half of the fall is over, nine tenths are not
+    ([1.0, 0.95, 0.93, 0.92], {}, (NAN,) * 4),  # too little
+    ([1.0, 0.75, 0.75], {"fall": 0.25}, (0, 10, 10, 10)),
+    ([4.0, 2.0, 1.2, 0.9, 0.3, 0.0], {"plateau": 2.0}, (20, 30, 20, 50)),  # 0.3 is not below a tenth of 2
+    ([0.3, 0.3, 0.1, 0.0], {"plateau": 2.0, "steps": [5, 10, 15, 20]}, (5, 5, 5, 15)),  # below from the first on
+])  # fmt: skip
 def test_where_a_curve_falls(losses, options, expected):
     assert of_one(losses, **options) == pytest.approx(expected, nan_ok=True)
 
@@ -212,19 +207,16 @@ def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
     assert of_one(losses, steps, fall=fall) == pytest.approx(by_loop(steps, losses, fall), nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "named"),
-    [
-        (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
-        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got none"),
-        (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
-        (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
-        (lambda: find_transitions([0], [[1.0]]), ValueError, "2 steps"),
-        (lambda: find_transitions([0, 1, 2], [[1.0], [0.5]]), ValueError, "with 3 >= 2 steps"),
-        (lambda: find_transitions([0, 0], [[1.0], [0.5]]), ValueError, "steps must increase"),
-        (lambda: find_transitions([0, 1], [[1.0], [NAN]]), ValueError, r"losses\[1\]\[0\] must be a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "named"), [
+    (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
+    (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got none"),
+    (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
+    (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
+    (lambda: find_transitions([0], [[1.0]]), ValueError, "2 steps"),
+    (lambda: find_transitions([0, 1, 2], [[1.0], [0.5]]), ValueError, "with 3 >= 2 steps"),
+    (lambda: find_transitions([0, 0], [[1.0], [0.5]]), ValueError, "steps must increase"),
+    (lambda: find_transitions([0, 1], [[1.0], [NAN]]), ValueError, r"losses\[1\]\[0\] must be a finite number"),
+])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, error, named):
     with pytest.raises(error, match=named):
         call()

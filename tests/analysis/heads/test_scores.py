@@ -344,47 +344,40 @@ def score(**options: Any):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: score(n_ctx=3), "at least 4 positions and 2 different tokens; the model has n_ctx=3"),
-        (lambda: score(prepend=0, sequences=IDS), "prepend is for drawn sequences"),
-        (lambda: score(prompts=SIX), "prompt_format='token_ids' is scored on token ids"),
-        (lambda: score(sequences=IDS[:0]), "one prompt or more"),
-        (lambda: score(sequences=torch.arange(8)[None]), "a token that occurs twice"),
-        (lambda: score(n_layers=0), "no layers"),
-        (lambda: score(n_prompts=2).best("inductoin"), "no score 'inductoin'.*did you mean 'induction'"),
-        (lambda: score(n_prompts=2).interval("copying", 0, 0), "'copying' is a score of the weights"),
-        (lambda: score(n_prompts=2).interval("induction", 3, 0), "no head 0 of layer 3 among 3 layers of 2"),
-        (lambda: score_heads(MODEL), "prompt_format='interleaved' is scored on prompts"),
-        (lambda: score_heads(MODEL, prompts=NO_PROMPTS), "at least one prompt and one context point"),
-        (lambda: score_heads(PAIRED, prompts=SIX), "contain x and y together"),
-        (lambda: score_heads(LSTM, prompts=SIX), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
-        (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
-        (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
-        # ---- the dual form ----
-        *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
-          for n in (-1, 6)],
-        (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
-        (lambda: read_dual_form(bridge(), SIX), r"reads token ids \[prompt pos\], got"),
-        *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]")
-          for bad in (IDS[0], IDS[:, :0], IDS.double())],
-        (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
-        (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
-        # ---- copying ----
-        (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
-        *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
-          for p in (NO_PROMPTS, NO_CONTEXT)],
-        *[(lambda layer=layer: measure_target_copying(MODEL, SIX, layer), "layer must be 0 to 1, got")
-          for layer in (-1, 2)],
-        (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: score(n_ctx=3), "at least 4 positions and 2 different tokens; the model has n_ctx=3"),
+    (lambda: score(prepend=0, sequences=IDS), "prepend is for drawn sequences"),
+    (lambda: score(prompts=SIX), "prompt_format='token_ids' is scored on token ids"),
+    (lambda: score(sequences=IDS[:0]), "one prompt or more"),
+    (lambda: score(sequences=torch.arange(8)[None]), "a token that occurs twice"),
+    (lambda: score(n_layers=0), "no layers"),
+    (lambda: score(n_prompts=2).best("inductoin"), "no score 'inductoin'.*did you mean 'induction'"),
+    (lambda: score(n_prompts=2).interval("copying", 0, 0), "'copying' is a score of the weights"),
+    (lambda: score(n_prompts=2).interval("induction", 3, 0), "no head 0 of layer 3 among 3 layers of 2"),
+    (lambda: score_heads(MODEL), "prompt_format='interleaved' is scored on prompts"),
+    (lambda: score_heads(MODEL, prompts=NO_PROMPTS), "at least one prompt and one context point"),
+    (lambda: score_heads(PAIRED, prompts=SIX), "contain x and y together"),
+    (lambda: score_heads(LSTM, prompts=SIX), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
+    (lambda: score_heads(0), "int has no hooks"),
+    (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
+    (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
+    # ---- the dual form ----
+    *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
+      for n in (-1, 6)],
+    (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
+    (lambda: read_dual_form(bridge(), SIX), r"reads token ids \[prompt pos\], got"),
+    *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]")
+      for bad in (IDS[0], IDS[:, :0], IDS.double())],
+    (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
+    (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
+    # ---- copying ----
+    (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
+    *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
+      for p in (NO_PROMPTS, NO_CONTEXT)],
+    *[(lambda layer=layer: measure_target_copying(MODEL, SIX, layer), "layer must be 0 to 1, got")
+      for layer in (-1, 2)],
+    (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
+])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
-
-
-def test_objects_without_hooks_are_refused_by_name():
-    with pytest.raises(TypeError, match="int has no hooks"):
-        score_heads(0)

@@ -89,14 +89,11 @@ def test_every_cell_is_one_hooked_run(kind):
             assert [max(places) for places in swept.indices] == [max(cell[axis] for cell in every) for axis in axes]
 
 
-@pytest.mark.parametrize(
-    ("kind", "at"),
-    [
-        *((kind, "query") for kind in ("gpt2", "llama")),
-        ("gpt", "points"),
-        *((kind, "positions") for kind in ("gpt", "full", "ids", "gpt2")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "at"), [
+    *((kind, "query") for kind in ("gpt2", "llama")),
+    ("gpt", "points"),
+    *((kind, "positions") for kind in ("gpt", "full", "ids", "gpt2")),
+])  # fmt: skip
 def test_other_models_and_other_predictions(kind, at):
     foreign = kind in ("gpt2", "llama")
     model = oracles.shared_bridge(kind) if foreign else model_of(kind)
@@ -181,13 +178,10 @@ def test_a_recurrent_network_is_patched_at_its_streams():
         check_against_loop(model, *pair(model), component, ("layer", "pos"), at)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("gpt", name) for name in ("hook_embed", *(hook_name(c, 1) for c in ("resid_pre", "z", "resid_post")))),
-        ("bridge", hook_name("resid_pre", 1)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    *(("gpt", name) for name in ("hook_embed", *(hook_name(c, 1) for c in ("resid_pre", "z", "resid_post")))),
+    ("bridge", hook_name("resid_pre", 1)),
+])  # fmt: skip
 def test_hooks_of_the_user_stay_and_take_effect_once(kind, name):
     model = oracles.bridge() if kind == "bridge" else model_of(kind)
     clean, corrupted = oracles.bridge_pair() if kind == "bridge" else pair(model)

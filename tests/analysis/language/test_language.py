@@ -43,6 +43,7 @@ from tests.families import open_family, place_of, putting, token_ids
 
 N_HEADS = 4
 DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
+FIRST = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
 
 
 @contextmanager
@@ -324,8 +325,15 @@ def test_stability_of_known_sets():
     assert found.frequencies().values.tolist() == [["a", 1.0], ["b", 2 / 3], ["c", 1 / 3]]
     scores = torch.tensor([[0.0, 5.0], [3.0, 1.0]])
     assert stability(lambda _: scores, [0, 1], top=2, progress=False).selections[0] == ("0.1", "1.0")
+    assert stability(lambda _: scores.numpy(), [0, 1], top=2, progress=False).selections[0] == ("0.1", "1.0")
+    assert stability(lambda _: [], [0, 1], progress=False).mean().mean == 1
     with pytest.raises(ValueError, match="draws"):
         stability(lambda _: scores, [0])
+    for wrong in (scores * math.nan, scores[:1]):
+        with pytest.raises(ValueError, match="more than top=2"):
+            stability(lambda _, wrong=wrong: wrong, [0, 1], top=2, progress=False)
+    with pytest.raises(TypeError, match="collection"):
+        stability(lambda _: {"a": 1.0}, [0, 1], progress=False)
 
 
 def test_the_subspace_of_a_copied_token():
@@ -537,60 +545,34 @@ def test_variables_may_be_tensors():
         CausalModel({"a": lambda ids: ids[0]}, lambda values: -1).interchange(ids[0], ids[1], "a")
 
 
-def test_places_of_variables_are_checked(language):
-    causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
+def of_first(language, causal=FIRST, **options):
     ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="read"):
-        align_variables(language.model, replace(causal, read=-5), "a", ids, progress=False)
-    cases: Any = (({"pos": 4}, "pos"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
-    for wrong, named in cases:
-        with pytest.raises(ValueError, match=named):
-            align_variables(language.model, causal, "a", ids, progress=False, **wrong)
-    beyond = CausalModel(causal.variables, lambda values: values["a"] + 10**6)
-    with pytest.raises(ValueError, match="token ids below"):
-        align_variables(language.model, beyond, "a", ids, progress=False)
+    return align_variables(language.model, causal, "a", ids, progress=False, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"shots": []}, "shots"), ({"labels": []}, "labels"), ({"tasks": []}, "tasks"),
-     ({"tasks": ["plural", "plural"]}, "tasks"), ({"labels": ["true", "other task"]}, "other task")],
-)  # fmt: skip
-def test_empty_or_repeated_axes_of_few_shot_scores(language, options, named):
-    with pytest.raises(ValueError, match=named):
-        icl_score(language, **{"tasks": ["plural"], **options}, n_prompts=2, progress=False)
+def few_shot(language, **options):
+    return icl_score(language, **{"tasks": ["plural"], **options}, n_prompts=2, progress=False)
 
 
-def test_stability_of_arrays_and_of_nothing():
-    array = torch.tensor([[0.1, 3.0], [2.0, 0.2]]).numpy()
-    assert stability(lambda _: array, [0, 1], top=2, progress=False).selections[0] == ("0.1", "1.0")
-    assert stability(lambda _: [], [0, 1], progress=False).mean().mean == 1
-    for wrong in (array * float("nan"), array[:1]):
-        with pytest.raises(ValueError, match="more than top=2"):
-            stability(lambda _, wrong=wrong: wrong, [0, 1], top=2, progress=False)
-    with pytest.raises(TypeError, match="collection"):
-        stability(lambda _: {"a": 1.0}, [0, 1], progress=False)
-
-
-def test_edges_of_a_language_model_are_scored_with_all_defaults(language):
-    ids = word_prompts(language.tokenizer, "plural", **DRAW).ids
-    scores = score_edges(language.model, ids[:2, :5], progress=False)
-    assert len(scores.edges) > 0
-    assert all(torch.isfinite(each).all() for each in scores.samples().values())
-
-
-def test_steering_by_a_vector_of_another_width(language):
-    with pytest.raises(ValueError, match="width 32"), steering(language.model, torch.zeros(3), layer=0):
-        pass
-
-
-@pytest.mark.parametrize("ids", [
-    torch.zeros(0, 8, dtype=torch.int64), torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64),
-    torch.tensor([[1, 2, -1]]), torch.tensor([[1, 2, 10**6]]),
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda x: of_first(x, replace(FIRST, read=-5)), "read"),
+    (lambda x: of_first(x, pos=4), "pos"),
+    (lambda x: of_first(x, layers=[]), "layers"),
+    (lambda x: of_first(x, layers=[3]), "0 to 2"),
+    (lambda x: of_first(x, CausalModel(FIRST.variables, lambda values: values["a"] + 10**6)), "token ids below"),
+    (lambda x: few_shot(x, shots=[]), "shots"),
+    (lambda x: few_shot(x, labels=[]), "labels"),
+    (lambda x: few_shot(x, tasks=[]), "tasks"),
+    (lambda x: few_shot(x, tasks=["plural", "plural"]), "tasks"),
+    (lambda x: few_shot(x, labels=["true", "other task"]), "other task"),
+    (lambda x: steering(x.model, torch.zeros(3), layer=0).__enter__(), "width 32"),
+    *((lambda x, ids=ids: loss_by_position(x, ids), "ids must be one or more texts of two or more tokens, each from 0")
+      for ids in (torch.zeros(0, 8).long(), torch.zeros(3, 0).long(), torch.zeros(3, 1).long(),
+                  torch.tensor([[1, 2, -1]]), torch.tensor([[1, 2, 10**6]]))),
 ])  # fmt: skip
-def test_texts_without_a_loss_by_position_are_refused(language, ids):
-    with pytest.raises(ValueError, match="ids must be one or more texts of two or more tokens, each from 0 to"):
-        loss_by_position(language, ids)
+def test_errors_name_the_argument(language, call, named):
+    with pytest.raises(ValueError, match=named):
+        call(language)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -610,13 +592,12 @@ def test_undefined_weights_are_refused(language, value):
         next(weight for name, weight in broken.named_parameters() if "norm" in name or weight.ndim == 2).fill_(value)
     tiny = replace(language, model=broken)
     ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
-    causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
     calls = [
         lambda: icl_score(tiny, ["antonyms"], shots=(0,), n_prompts=2, progress=False),
         lambda: loss_by_position(tiny, ids),
         lambda: function_vectors(tiny, "antonyms", n_heads=3, n_clean=9, progress=False, **DRAW),
         lambda: task_vectors(tiny, "antonyms", progress=False, **DRAW),
-        lambda: align_variables(broken, causal, "a", ids, layers=[1], fit=AlignmentFit(n_pairs=4, epochs=1)),
+        lambda: align_variables(broken, FIRST, "a", ids, layers=[1], fit=AlignmentFit(n_pairs=4, epochs=1)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="that are NaN or infinite"):

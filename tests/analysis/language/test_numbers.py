@@ -32,13 +32,7 @@ PROMPTS = TASK.sample(3, seed=0, dtype=torch.float64)
 
 @pytest.fixture(scope="module")
 def hf_model() -> LlamaForCausalLM:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.4,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    return LlamaForCausalLM(config).double().eval()
+    return make_model("llama")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from mechicl.algorithms import gradient_descent, newton
 from mechicl.analysis import Lens, Readouts, fit_readouts, probe
 from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.analysis.layers.layer_learners import trajectories
-from mechicl.analysis.layers.linear_maps import RidgeSums
+from mechicl.analysis.layers.readouts import RidgeSums
 from mechicl.base.settings import settings
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -332,22 +332,19 @@ def sums(n: int, folds: int = 4) -> RidgeSums:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: sums(3).solve(), "4-fold cross-validation of 3 prompts"),
-        (lambda: sums(4).solve([]), "penalties must be one or more"),
-        (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
-        (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
-        (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
-        (lambda: probe(MODEL, CROSS, DRAWN), "needs prompts: "),
-        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN.prefix(2)), "same number of points"),
-        (lambda: probe(MODEL, {"x": lambda p: p.xs[:, 0]}, DRAWN, DRAWN), r"'x' must give \[prompt point quantity"),
-        (lambda: probe(PAIRED, CROSS, DRAWN, DRAWN), "interleaved model with causal keys"),
-        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("S", 0, 1), "quantity must be one of 'cross'; got 'S'"),
-        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("cross", 2, 1), "layer must be 0 to 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "named"), [
+    (lambda: sums(3).solve(), "4-fold cross-validation of 3 prompts"),
+    (lambda: sums(4).solve([]), "penalties must be one or more"),
+    (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
+    (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
+    (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
+    (lambda: probe(MODEL, CROSS, DRAWN), "needs prompts: "),
+    (lambda: probe(MODEL, CROSS, DRAWN, DRAWN.prefix(2)), "same number of points"),
+    (lambda: probe(MODEL, {"x": lambda p: p.xs[:, 0]}, DRAWN, DRAWN), r"'x' must give \[prompt point quantity"),
+    (lambda: probe(PAIRED, CROSS, DRAWN, DRAWN), "interleaved model with causal keys"),
+    (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("S", 0, 1), "quantity must be one of 'cross'; got 'S'"),
+    (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("cross", 2, 1), "layer must be 0 to 1"),
+])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()

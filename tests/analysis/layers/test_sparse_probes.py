@@ -67,14 +67,11 @@ def test_a_planted_dimension_is_found():
     assert (control < 0.68).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"tokens": IDS[:7], "labels": IDS[:7, 0] < 10}, "needs 8 prompts or more"),
-        ({"labels": IDS[:, 0] < 0}, "at least 2 prompts of each class"),
-        ({"component": "resid_post", "ks": (9,)}, "ks must be at most 8"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    ({"tokens": IDS[:7], "labels": IDS[:7, 0] < 10}, "needs 8 prompts or more"),
+    ({"labels": IDS[:, 0] < 0}, "at least 2 prompts of each class"),
+    ({"component": "resid_post", "ks": (9,)}, "ks must be at most 8"),
+])  # fmt: skip
 def test_what_cannot_be_probed_is_refused(change: dict[str, Any], named: str):
     given: dict[str, Any] = {"tokens": IDS, "labels": IDS[:, 0] < 10} | change
     with pytest.raises(ValueError, match=named):

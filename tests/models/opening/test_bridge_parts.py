@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.analysis.circuits.cuts import on_paths
+from mechicl.analysis.circuits.search import on_paths
 from mechicl.base.settings import settings
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts

@@ -74,21 +74,18 @@ def test_weights_that_do_not_fit_are_named(name: str, monkeypatch: pytest.Monkey
             open_with(weights | {extra: torch.empty(8, device="meta")})
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "message"),
-    [
-        ("StableLM", {"qk_layernorm": True}, "qk_layernorm=True of stablelm is not computed .*bridge=True"),
-        ("Phi", {"qk_layernorm": True}, "qk_layernorm=True of phi"),
-        ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before=False of opt"),
-        ("OPT", {"word_embed_proj_dim": 4}, "word_embed_proj_dim=4 of opt, which is not hidden_size=8"),
-        ("GPT-2", {"activation_function": "mish"}, "the activation 'mish', not one of"),
-        ("Llama", {"mlp_bias": True}, "mlp_bias=True of llama"),
-        ("BLOOM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
-        ("Qwen2", {"layer_types": ["sliding_attention", "chunked_attention", "full_attention"],
-                   "use_sliding_window": True, "sliding_window": 3}, "layer_types="),
-        ("Falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn=False"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "fields", "message"), [
+    ("StableLM", {"qk_layernorm": True}, "qk_layernorm=True of stablelm is not computed .*bridge=True"),
+    ("Phi", {"qk_layernorm": True}, "qk_layernorm=True of phi"),
+    ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before=False of opt"),
+    ("OPT", {"word_embed_proj_dim": 4}, "word_embed_proj_dim=4 of opt, which is not hidden_size=8"),
+    ("GPT-2", {"activation_function": "mish"}, "the activation 'mish', not one of"),
+    ("Llama", {"mlp_bias": True}, "mlp_bias=True of llama"),
+    ("BLOOM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
+    ("Qwen2", {"layer_types": ["sliding_attention", "chunked_attention", "full_attention"],
+               "use_sliding_window": True, "sliding_window": 3}, "layer_types="),
+    ("Falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn=False"),
+])  # fmt: skip
 def test_choices_that_are_not_computed_are_named(name: str, fields: dict[str, Any], message: str):
     with torch.device("meta"):
         theirs = make_variant(name, **fields)

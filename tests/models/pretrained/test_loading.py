@@ -151,15 +151,12 @@ def test_smollm2():
 
 
 # ---- names and checkpoints on the hub ----
-@pytest.mark.parametrize(
-    ("name", "official"),
-    [
-        ("gpt2-small", "gpt2"), ("Pythia-160M", "EleutherAI/pythia-160m"),
-        ("tiny-stories-33M", "roneneldan/TinyStories-33M"),
-        ("attn-only-1l", "NeelNanda/Attn_Only_1L512W_C4_Code"), ("eleutherai/pythia-160m", "EleutherAI/pythia-160m"),
-        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "official"), [
+    ("gpt2-small", "gpt2"), ("Pythia-160M", "EleutherAI/pythia-160m"),
+    ("tiny-stories-33M", "roneneldan/TinyStories-33M"),
+    ("attn-only-1l", "NeelNanda/Attn_Only_1L512W_C4_Code"), ("eleutherai/pythia-160m", "EleutherAI/pythia-160m"),
+    ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+])  # fmt: skip
 def test_names_of_transformer_lens(name, official):
     assert official_name(name) == official
 
@@ -184,15 +181,12 @@ def hub(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
     return asked
 
 
-@pytest.mark.parametrize(
-    ("name", "which", "revision"),
-    [
-        ("pythia-160m", {"checkpoint_value": 1000}, "step1000"), ("pythia-160m", {"checkpoint_index": 0}, "step0"),
-        ("pythia-160m", {"checkpoint_index": -1, "checkpoint_value": 7}, "step143000"),
-        ("pythia-70m-v0", {"checkpoint_index": 0}, "step1000"), ("pythia-70m", {"revision": "step16"}, "step16"),
-        ("stanford-gpt2-small-a", {"checkpoint_label": 50_000}, "checkpoint-50000"), ("pythia-70m", {}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "which", "revision"), [
+    ("pythia-160m", {"checkpoint_value": 1000}, "step1000"), ("pythia-160m", {"checkpoint_index": 0}, "step0"),
+    ("pythia-160m", {"checkpoint_index": -1, "checkpoint_value": 7}, "step143000"),
+    ("pythia-70m-v0", {"checkpoint_index": 0}, "step1000"), ("pythia-70m", {"revision": "step16"}, "step16"),
+    ("stanford-gpt2-small-a", {"checkpoint_label": 50_000}, "checkpoint-50000"), ("pythia-70m", {}, None),
+])  # fmt: skip
 def test_a_checkpoint_is_asked_of_the_hub(hub, name, which, revision):
     model = open_plain(name, token="secret", cache_dir="there", **which)
     assert model.cfg.n_layers == 3
@@ -203,9 +197,7 @@ def test_a_checkpoint_is_asked_of_the_hub(hub, name, which, revision):
 
 
 def test_checkpoints_that_do_not_exist(hub):
-    with pytest.raises(
-        ValueError, match=r"checkpoint_value=3 is not a checkpoint of EleutherAI/pythia-70m: 0, 1 ... 143000"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint_value=3 is not one of EleutherAI/pythia-70m: 0, 1 ... 143000"):
         open_plain("pythia-70m", checkpoint_value=3)
     with pytest.raises(ValueError, match="checkpoint_index=154, but EleutherAI/pythia-70m has 154 checkpoints"):
         checkpoint_revision("EleutherAI/pythia-70m", 154, None)
@@ -237,14 +229,11 @@ def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"act_fn": "solu_ln", "normalization": "LNPre"},
-        {"attn_only": True, "normalization_type": "LN", "shortformer_pos": True},
-        {"normalization": "LN", "final_rms": True},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("config", [
+    {"act_fn": "solu_ln", "normalization": "LNPre"},
+    {"attn_only": True, "normalization_type": "LN", "shortformer_pos": True},
+    {"normalization": "LN", "final_rms": True},
+])  # fmt: skip
 @torch.no_grad()
 def test_models_of_transformer_lens(tmp_path, config):
     fields: dict[str, Any] = SIZES | {"act_fn": "gelu", "attn_only": False} | config

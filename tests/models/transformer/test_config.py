@@ -112,25 +112,22 @@ def test_configs_of_earlier_versions():
 
 
 # ---- TransformerLens' names ----
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ({}, {}),
-        ({"attn_only": True, "d_mlp": 48}, {"d_mlp": None}),
-        ({"attention_dir": "bidirectional"}, {"keys": "full"}),
-        ({"attn_scale": 3.0}, {"score_scale": 1 / 3}),
-        ({"use_attn_scale": False}, {"score_scale": 1.0}),
-        ({"d_vocab_out": 5}, {"d_out": 5}),
-        ({"n_heads": -1, "d_vocab_out": -1, "attn_scale": -1.0, "initializer_range": -1.0}, {"n_heads": 3, "d_out": 7}),
-        ({"normalization_type": None}, {"normalization_type": None, "final_norm": False}),
-        ({"positional_embedding_type": "rotary", "rotary_dim": 2}, {"rotary_dim": 2}),
-        ({"positional_embedding_type": "rotary"}, {"rotary_dim": 4}),
-        ({"rotary_dim": 4}, {"rotary_dim": 0}),
-        ({"dtype": torch.float64, "device": torch.device("cpu")}, {"dtype": torch.float64, "device": "cpu"}),
-        ({"model_name": "mine", "n_devices": 1, "init_weights": True, "device": None}, {"device": "cpu"}),
-        ({"n_key_value_heads": 3, "n_heads": 3, "window_size": None, "parallel_attn_mlp": False}, {"n_heads": 3}),
-    ],
-)
+@pytest.mark.parametrize(("theirs", "ours"), [
+    ({}, {}),
+    ({"attn_only": True, "d_mlp": 48}, {"d_mlp": None}),
+    ({"attention_dir": "bidirectional"}, {"keys": "full"}),
+    ({"attn_scale": 3.0}, {"score_scale": 1 / 3}),
+    ({"use_attn_scale": False}, {"score_scale": 1.0}),
+    ({"d_vocab_out": 5}, {"d_out": 5}),
+    ({"n_heads": -1, "d_vocab_out": -1, "attn_scale": -1.0, "initializer_range": -1.0}, {"n_heads": 3, "d_out": 7}),
+    ({"normalization_type": None}, {"normalization_type": None, "final_norm": False}),
+    ({"positional_embedding_type": "rotary", "rotary_dim": 2}, {"rotary_dim": 2}),
+    ({"positional_embedding_type": "rotary"}, {"rotary_dim": 4}),
+    ({"rotary_dim": 4}, {"rotary_dim": 0}),
+    ({"dtype": torch.float64, "device": torch.device("cpu")}, {"dtype": torch.float64, "device": "cpu"}),
+    ({"model_name": "mine", "n_devices": 1, "init_weights": True, "device": None}, {"device": "cpu"}),
+    ({"n_key_value_heads": 3, "n_heads": 3, "window_size": None, "parallel_attn_mlp": False}, {"n_heads": 3}),
+])  # fmt: skip
 def test_their_names(theirs: dict[str, Any], ours: dict[str, Any]):
     cfg: Any = HookedTransformerConfig(**(IDS | theirs))
     assert {name: getattr(cfg, name) for name in ours} == ours

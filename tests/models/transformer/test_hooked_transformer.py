@@ -256,15 +256,12 @@ def test_config_follows_the_weights():
     assert model(tokens.to("meta")).shape == outputs.shape
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        LINEAR | {"attention": "relu", "keys": "causal", "normalize_by_context": True},
-        MIXED,
-        DESCENT | {"recurrent": True, "normalize_by_context": True},
-        SOFTMAX | {"dtype": "float64", "positional_embedding_type": "sinusoidal", "token_clip": 0.9},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    LINEAR | {"attention": "relu", "keys": "causal", "normalize_by_context": True},
+    MIXED,
+    DESCENT | {"recurrent": True, "normalize_by_context": True},
+    SOFTMAX | {"dtype": "float64", "positional_embedding_type": "sinusoidal", "token_clip": 0.9},
+])  # fmt: skip
 def test_ensembles_by_vmap(fields: dict[str, Any]):
     # several seeds at once, as training does, each as it is alone: outputs and gradients
     cfg = config(fields)

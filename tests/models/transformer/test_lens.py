@@ -2,7 +2,6 @@
 
 import copy
 import re
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +23,6 @@ from mechicl.models.transformer.weight_processing import STEPS, why_not
 from mechicl.tasks import LinearRegression
 from tests.strategies import configs, random_model, random_prompts, random_tokens
 
-NOTEBOOK = Path(__file__).parent / "induction_notebook.py"
-IMPORT = "from transformer_lens import HookedTransformer, HookedTransformerConfig\n"
 SMALL: dict[str, Any] = {"n_layers": 3, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 11, "dtype": "float64"}
 IDS = TransformerConfig(**SMALL).replace(n_layers=2, act_fn="relu")
 POINTS = TransformerConfig(x_dim=3, y_dim=2, n_context=4, prompt_format="interleaved", d_model=8, dtype="float64")
@@ -39,20 +36,6 @@ close = torch.testing.assert_close
 
 def small(**fields: Any) -> HookedTransformer:
     return random_model(HookedTransformerConfig(**(SMALL | fields))).eval()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_notebook_for_transformer_lens_runs_with_another_import_line(capsys: pytest.CaptureFixture[str]):
-    code = NOTEBOOK.read_text()
-    assert code.count(IMPORT) == 1
-    code = code.replace(IMPORT, IMPORT.replace("transformer_lens", "mechicl.models"))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        exec(compile(code, NOTEBOOK.name, "exec"), {})
-    printed = capsys.readouterr().out
-    assert "LNPre tensor(True)" in printed  # processed weights: the same log-probabilities
-    assert printed.splitlines()[-1] == "True True True"
-    assert "False" not in printed.replace(" causal 50 21682 False", "")  # attn_only; all its checks are True
 
 
 # ---- weights ----

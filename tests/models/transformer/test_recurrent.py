@@ -216,16 +216,13 @@ def test_errors():
     assert softplus_inverse(1.0) == pytest.approx(0.541324854612918)
 
 
-@pytest.mark.parametrize(
-    ("hook", "changed", "match"),
-    [
-        ("hook_state", lambda states: states[..., :2], r"a state must stay \[2, 2, 6, 4, 4\] .*got \[2, 2, 6, 4, 2\]"),
-        ("hook_state", lambda states: states[:, :, :3], r"a state must stay \[2, 2, 6, 4, 4\]"),
-        ("hook_gate", lambda gate: 1.5 * gate, r"gates must be in \[0, 1\], and a hook .*1.5 to 1.5"),
-        ("hook_gate", lambda gate: gate - 2, r"gates must be in \[0, 1\], and a hook .*-1 to -1"),
-        ("hook_gate", lambda gate: gate * torch.nan, r"gates must be in \[0, 1\], and a hook .*nan"),
-    ],
-)
+@pytest.mark.parametrize(("hook", "changed", "match"), [
+    ("hook_state", lambda states: states[..., :2], r"a state must stay \[2, 2, 6, 4, 4\] .*got \[2, 2, 6, 4, 2\]"),
+    ("hook_state", lambda states: states[:, :, :3], r"a state must stay \[2, 2, 6, 4, 4\]"),
+    ("hook_gate", lambda gate: 1.5 * gate, r"gates must be in \[0, 1\], and a hook .*1.5 to 1.5"),
+    ("hook_gate", lambda gate: gate - 2, r"gates must be in \[0, 1\], and a hook .*-1 to -1"),
+    ("hook_gate", lambda gate: gate * torch.nan, r"gates must be in \[0, 1\], and a hook .*nan"),
+])  # fmt: skip
 @pytest.mark.parametrize("attention", ["delta", "gated_linear"])
 def test_hooks_that_return_impossible_values_are_named(attention: str, hook: str, changed: Any, match: str):
     model = random_model(TransformerConfig(**SIZES, attention=attention, gate="none", use_attn_state=True))
