@@ -14,7 +14,6 @@ The most used names are here; each package has more.
 - `analysis.language`: how do language models learn in context?
 """
 
-<<<<<<< HEAD
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         align,
         fingerprint,
         identify,
+        identify_on_tables,
         identify_on_tokens,
         match,
         measure_forgetting,
@@ -69,59 +69,6 @@ if TYPE_CHECKING:
     )
     from mechicl.analysis.layers import Lens, Readouts, fit_readouts, probe
     from mechicl.analysis.weights import connect_modes, fit_construction, interpolate, read_weight_products
-=======
-from mechicl.analysis import (
-    behaviour,
-    causes,
-    circuits,
-    dynamics,
-    finetuning,
-    heads,
-    interventions,
-    language,
-    layers,
-    weights,
-)
-from mechicl.analysis.behaviour import (
-    Identification,
-    Match,
-    align,
-    fingerprint,
-    identify,
-    identify_on_tables,
-    identify_on_tokens,
-    match,
-    measure_forgetting,
-    measure_order_sensitivity,
-    measure_shifted_losses,
-    regret,
-)
-from mechicl.analysis.causes import SubspaceSearch, fit_subspace, interchange, sample_sources, test_hypotheses
-from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, measure_circuit, score_edges
-from mechicl.analysis.dynamics import (
-    align_over_training,
-    find_transitions,
-    measure_over_training,
-    score_heads_over_training,
-)
-from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
-from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
-from mechicl.analysis.interventions import (
-    InterventionSweep,
-    PatchingSession,
-    Replacement,
-    Site,
-    ablate,
-    attribute,
-    corrupt,
-    corrupt_tokens,
-    next_token_loss,
-    patch,
-    patch_paths,
-)
-from mechicl.analysis.layers import Lens, Readouts, fit_readouts, probe
-from mechicl.analysis.weights import connect_modes, fit_construction, interpolate, read_weight_products
->>>>>>> x-tables
 
 __all__ = [
     "Circuit", "FineTuning", "Identification", "InterventionSweep", "Lens", "Match", "PatchingSession", "Readouts",
@@ -137,7 +84,7 @@ __all__ = [
 ]  # fmt: skip
 _NAMES = {
     "behaviour": (
-        "Identification Match align fingerprint identify identify_on_tokens match measure_forgetting "
+        "Identification Match align fingerprint identify identify_on_tables identify_on_tokens match measure_forgetting "
         "measure_order_sensitivity measure_shifted_losses regret"
     ),
     "causes": "SubspaceSearch fit_subspace interchange sample_sources test_hypotheses",
