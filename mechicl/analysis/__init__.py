@@ -84,8 +84,8 @@ __all__ = [
 ]  # fmt: skip
 _NAMES = {
     "behaviour": (
-        "Identification Match align fingerprint identify identify_on_tables identify_on_tokens match measure_forgetting "
-        "measure_order_sensitivity measure_shifted_losses regret"
+        "Identification Match align fingerprint identify identify_on_tables identify_on_tokens match "
+        "measure_forgetting measure_order_sensitivity measure_shifted_losses regret"
     ),
     "causes": "SubspaceSearch fit_subspace interchange sample_sources test_hypotheses",
     "circuits": "Circuit compare_circuits find_circuit measure_circuit score_edges",
