@@ -68,9 +68,9 @@ class Setting:
 
 
 def best_preconditioned_step(eigenvalues: list[float], n_context: int, noise_variance: float) -> tuple[float, float]:
-    """η and the loss of the best step from 0 with preconditioner `η Σ⁻¹`, Σ with these eigenvalues (section 4.1, by a search there).
+    """η and the loss of the best step from 0 with preconditioner `η Σ⁻¹`; section 4.1 finds η by a search.
 
-    With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`.
+    The loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`, with the trace t of Σ in d dimensions.
     """
     total, d, n = sum(eigenvalues), len(eigenvalues), n_context
     eta = total / (total * (n + d + 1) / n + noise_variance * d / n)

@@ -30,10 +30,10 @@ from mechicl.checkpoints.checkpoint import (
     Snapshots,
     check_stack,
     models_from_stack,
+    replaced,
     stack_models,
 )
 from mechicl.checkpoints.hub import FILES, PREFIX, Reference, download, model_card, upload
-from mechicl.checkpoints.random_weights import replaced
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.config_checks import dtype_name
 from mechicl.models.transformer.lens_config import RENAMED

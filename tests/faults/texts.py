@@ -82,7 +82,9 @@ def _sweep(text: str, folder: Path) -> Path:
 def _widget(text: str, folder: Path) -> Path:
     prompts = TASK.sample(2, seed=0)
     session = PatchingSession(CONSTRUCTION, prompts, corrupt(prompts, "labels"))
-    return viz.PatchingExplorer(session, labels=[text] * session.n_pos).picture().save(folder / "widget.html")
+    explorer = viz.PatchingExplorer(session)
+    explorer.state = explorer.state | {"labels": [text] * session.n_pos}
+    return explorer.picture().save(folder / "widget.html")
 
 
 def _comparison(text: str, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import largest
 

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from mechicl.models.opening.adapter import ModelAdapter, replacing_forwards
-from mechicl.models.opening.edges import is_parallel, list_key_heads
+from mechicl.models.opening.sites import is_parallel, list_key_heads
 from mechicl.models.temporary_hooks import Direction, adding
 
 SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")

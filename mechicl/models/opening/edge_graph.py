@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
 from mechicl.models.opening.parts import take_apart
+from mechicl.models.opening.sites import Edge, Node, list_edges, list_nodes, list_reached
 
 _CACHE_SIZE = 2**25
 """Upper bound in bytes on a batch of runs, unless one run takes more: larger batches leave the processor's caches."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
-from mechicl.models.opening.edges import has_mlp, is_parallel, list_key_heads
+from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
 from mechicl.models.transformer.attention import Attention
 
 

@@ -6,8 +6,8 @@ import torch
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import is_parallel, list_key_heads
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import is_parallel, list_key_heads
 from tests.families import FAMILIES, open_family, token_ids
 
 
