@@ -575,11 +575,11 @@ def luminance(color: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1300, False), (1300, True)])
-def test_nothing_overflows_and_texts_have_contrast(opened, width, dark):
-    explorer, page = opened(width=width, dark=dark)
+def test_nothing_overflows_and_texts_have_contrast(browser: Browser, width: int, dark: bool):
+    explorer = explorer_of(regression())
     click(explorer, (0, 8))
     send(explorer, "compare")
-    page = live(page.context.browser, explorer, width=width, dark=dark)
+    page = live(browser, explorer, width=width, dark=dark)
     cell(page, 1, 8).click()
     expect(page.locator(".reason")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
