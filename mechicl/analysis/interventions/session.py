@@ -284,7 +284,7 @@ class PatchingSession:
             with holding(self.model):
                 (metrics,) = experiment.run_cells(baseline, cells[:at_once], values).values.values()
             shares = (metrics[:, 0] - result.corrupted_metric) / (result.clean_metric - result.corrupted_metric)
-            places = [(site.layer, _position(site)) for (site,) in cells[:at_once]]
+            places = [(site.layer, _position(site) or 0) for (site,) in cells[:at_once]]
             yield [(*place, share) for place, share in zip(places, shares.tolist(), strict=True)]
             cells = cells[at_once:]
             at_once = max(1, int(at_once * min(4, 0.1 / (time.perf_counter() - started))))
