@@ -83,7 +83,7 @@ def test_the_wheel_is_small_enough(wheel: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("version", pythons())
 def test_one_installation_and_one_command_write_a_report(version: str, wheel: Path, tmp_path: Path):
-    """In an environment with nothing else, without the repository; uv reads what pip is told about indexes."""
+    """Without the repository; uv uses the indexes that pip has in the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {
         f"UV_{name[4:]}": os.environ[name] for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL") if name in os.environ

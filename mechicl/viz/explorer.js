@@ -429,6 +429,7 @@ function render({ model, el }) {
       drawGrid(state);
     }
     metric.textContent = state.metric_name;
+    root.classList.toggle("tokens", state.target === null); // their predictions are texts, which have no share
     runs.replaceChildren(
       ...Object.entries(runsOf(state)).map(([name, run]) => {
         const swatch = make("span", { className: "swatch" });
