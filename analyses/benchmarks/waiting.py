@@ -1,4 +1,4 @@
-"""What a user waits for, in CPU time of processes, which other programs disturb much less than time on the clock."""
+"""CPU time of what users wait for. Other programs disturb it much less than time on the clock."""
 
 import os
 import subprocess

@@ -95,15 +95,14 @@ def choose_route(
     if config.routes is None and config.steps < STEPS_PER_CANDIDATE * len(routes):
         routes = [rule]
     changes = config.curriculum is not None or config.interventions or config.target_loss is not None
-    may_compile = (
-        config.compile is None and compiled_seconds is not None and not changes and config.steps >= STEPS_PER_CANDIDATE
-    )
-    if len(routes) == 1 and not may_compile:
+    if config.compile is not None or changes or config.steps < STEPS_PER_CANDIDATE:
+        compiled_seconds = None
+    if len(routes) == 1 and compiled_seconds is None:
         return rule
     best, seconds = _fastest(routes, passes.seconds)
     at_start, per_layer = COMPILE_SECONDS
     compiling = at_start + per_layer * (getattr(config.model, "n_layers", None) or 1)
-    if not may_compile or SAVED * config.steps * seconds <= compiling:
+    if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
         return best
     compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
 
