@@ -552,6 +552,9 @@ def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
     probed, expected = (probe(each, quantities, fitting, held_out, progress=False) for each in (own, model))
     assert_close(probed.squared_errors, expected.squared_errors)
     assert len(expected.best("OLS weights")) == 3
+    for at in ("query", "points"):
+        errors = [fit_readouts(each, fitting, progress=False).errors(held_out, at=at) for each in (own, model)]
+        assert_close(errors[0].squared_errors, errors[1].squared_errors)
     known = {"descent": ResidualDescent(2, step_size=0.1)}
     tests = [
         rank_hypotheses(each, TASK, known, n_prompts=16, with_likeness=False, progress=False) for each in (own, model)
