@@ -142,6 +142,6 @@ def test_classes_are_words(language, hf_model):
 
 def test_a_language_model_is_compared_with_the_families(language):
     with pytest.warns(UserWarning, match="looks untrained"):
-        result = identify(TextLearner(language), TASK, n_prompts=8, with_limits=False, progress=False)
+        result = identify(TextLearner(language), TASK, n_prompts=16, with_limits=False, progress=False)
     assert all(match.squared_distances.isfinite().all() for match in result.matches)
     assert all(match.sensitivity_cosine.isnan().all() for match in result.matches)
