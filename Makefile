@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # Marker files: the base installation, and the extras of pyproject.toml on top of it.
 READY := $(VENV)/.ready
 READY_TEST := $(READY)-test
@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report lm gpu wheels test test-all annotations faults pictures mutants bench table index verify notebooks docs format wheel browser clean
+.PHONY: help setup report lm gpu wheels test quick matrix oldest newest test-all annotations faults pictures mutants bench table index verify notebooks gallery docs deploy format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,31 @@ test: $(READY_TEST) browser ## Lint, check format and types, and run the default
 	$(BIN)/ruff format --check $(if $(PKG),mechicl/$(PKG) tests/$(PKG),.)
 	$(BIN)/pyright $(if $(PKG),mechicl/$(PKG) tests/$(PKG))
 	$(PYTEST) $(if $(PKG),tests/$(PKG))
+
+quick: $(READY_TEST) ## Run only the default tests, without linter and types (PKG="base prompts": of some packages)
+	$(PYTEST) $(PKG:%=tests/%)
+
+# Each Python has its own environment; the versions of constraints.txt fit all of them.
+VERSIONS ?= 3.11 3.12 3.13
+
+matrix: ## Run the default tests under every Python of VERSIONS on the path or in pyenv (PKG=algorithms: one package)
+	@for version in $(VERSIONS); do \
+	    for python in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python missing; do \
+	        $$python -c '' 2>/dev/null && break; \
+	    done; \
+	    if [ $$python = missing ]; then echo "Python $$version was not found."; continue; fi; \
+	    echo "Python $$version: $$python"; \
+	    $(MAKE) quick PYTHON=$$python VENV=.venv-$$version PKG="$(PKG)" || failed="$$failed $$version"; \
+	done; \
+	[ -z "$$failed" ] || { echo "Failed under Python$$failed."; exit 1; }
+
+oldest: $(READY) ## Run the default tests with the oldest dependencies that pyproject.toml allows (PKG=algorithms: one package)
+	@mkdir -p .venv-oldest
+	@$(BIN)/uv pip compile pyproject.toml --quiet --resolution lowest-direct --no-annotate --no-header -o .venv-oldest/oldest.txt
+	$(MAKE) quick PYTHON=$(abspath $(BIN))/python VENV=.venv-oldest FROM="--constraint .venv-oldest/oldest.txt" PKG="$(PKG)"
+
+newest: ## Run the default tests with the newest dependencies, not those of constraints.txt (PKG=algorithms: one package)
+	$(MAKE) quick VENV=.venv-newest FROM= PKG="$(PKG)"
 
 # The second run uses no vector instructions, because no test may depend on the processor.
 # Tests with other libraries (nnsight, pyvene, SAELens) are skipped where one is missing; here that is an error.
@@ -112,9 +137,29 @@ wheels: $(READY) ## Download the wheels for `make gpu WHEELS=wheels` without a n
 		$(PLATFORMS:%=--platform %) --dest $(TO) "$$each" || $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(TO) "$$each"; \
 		done < $(TO)/needs.txt
 
+# A report is built once: remove its folder to build it again. SmolLM2 is among them if `make lm` has fetched it.
+GALLERY := lsa-1l lsa-2l-looped lsa-5l gpt2-4l gpt2-8l softmax-2h-sink lstm-4l mesa-1l copy-2l induction-2l markov-2l topics-3l \
+	$(if $(wildcard $(LM)),smollm2)
+
+gallery: $(GALLERY:%=docs/gallery/%/report.html) ## Build the reports of the documentation's gallery (20 minutes on two idle cores)
+
+docs/gallery/smollm2/report.html: $(READY)-figures
+	$(BIN)/mechicl report $(LM) --out $(@D) --quick --quiet
+
+docs/gallery/%/report.html: $(READY)-figures
+	$(BIN)/mechicl report $* --out $(@D) --quiet
+
 docs: $(READY)-docs ## Build the documentation, site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
+
+# One site with a folder per version, on the branch gh-pages.
+VERSION = $(shell $(BIN)/python -c "import mechicl; print(mechicl.__version__)")
+
+deploy: $(READY)-docs ## Build the documentation of this version and push it to the branch gh-pages, as latest
+	git fetch origin gh-pages --depth=1 || true
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default --push latest
 
 format: $(READY_TEST) ## Format the code and apply the linter's fixes
 	$(BIN)/ruff check --fix .
@@ -165,5 +210,5 @@ browser: ## Install Chromium for the tests if it is missing (Debian, as root or 
 	echo "The tests that need a browser will be skipped." >&2
 
 clean: ## Remove everything that these targets created
-	rm -rf $(VENV) build dist report site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist report site docs/gallery .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

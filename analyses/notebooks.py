@@ -97,9 +97,6 @@ def settled(notebook: NotebookNode) -> NotebookNode:
             if "text/plain" in (data := output.get("data", {})):
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
     widgets = notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
-    for widget in widgets.values():
-        if "last_seconds" in widget["state"]:
-            widget["state"]["last_seconds"] = 0.0
     words = nbformat.writes(notebook)
     for i, name in enumerate(widgets):
         words = words.replace(name, f"{i:032x}")

@@ -353,6 +353,8 @@ LATE = {
     "plotly": "for figures",
     "circuitsvis": "for pictures of attention",
     "IPython": "for notebooks",
+    "anywidget": "for widgets",
+    "loky": "for sweeps in several processes",
 }
 """Slow to load, and needed by few calls: loaded when first used."""
 
@@ -373,3 +375,17 @@ def test_help_of_train_loads_nothing_that_only_reports_and_pictures_need():
     loaded = modules_after("import mechicl.cli; mechicl.cli.main(['train', 'lsa-1l', '--help'])")
     assert "torch" in loaded
     assert not loaded & {"plotly", "circuitsvis", "anywidget", "ipywidgets"}
+
+
+@pytest.mark.slow
+def test_texts_figures_and_reports_load_widgets_and_data_sets_only_when_they_are_used():
+    assert not modules_after("import mechicl.text") & {"datasets", "networkx"}
+    figures = modules_after("import mechicl.viz, mechicl.reports, mechicl.sweeps")
+    assert not figures & {"IPython", "anywidget", "loky", "networkx"}
+
+
+@pytest.mark.slow
+def test_a_missing_extra_is_named_in_the_error():
+    code = "sys.modules['anywidget'] = None; import mechicl.viz; mechicl.viz.PatchingExplorer"
+    done = subprocess.run([sys.executable, "-c", f"import sys; {code}"], capture_output=True, text=True)
+    assert "pip install 'mechicl[widgets]'" in done.stderr.splitlines()[-1]

@@ -231,6 +231,12 @@ def test_pages_need_no_network_and_show_their_pictures(site: Path, browser: Brow
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         missing = page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)")
         assert (path.name, wide, missing, errors) == (path.name, 0, [], [])
+    for path in [site / "index.html", site / "gallery.html", *pages[:: len(pages) // 9]]:
+        for width in (390, 600, 768, 1300):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.goto(path.as_uri())
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert (path.name, width, wide) == (path.name, width, 0)
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     context.close()
 
@@ -242,6 +248,8 @@ def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
         drawn = [o for o in outputs if any("plotly" in kind or "image/" in kind for kind in o.get("data", {}))]
         text = (site / "tutorials" / f"{path.stem}.html").read_text(encoding="utf-8")
         assert len(re.findall(rf'<img [^>]*src="{path.stem}_files/', text)) == len(drawn) > 0, path.name
+        assert (site / "tutorials" / path.name).read_bytes() == path.read_bytes()
+        assert re.search(rf'href="https://colab[^"]*/mechicl/blob/main/analyses/{path.name}"', text)
 
 
 # ---- the readme: short, its code is the first page's, and what it names exists ----

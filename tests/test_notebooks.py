@@ -138,14 +138,12 @@ def test_libraries_and_whatever_differs_between_runs_are_not_saved():
     cell.metadata["execution"] = {"iopub.status.busy": "now"}
     other.outputs = [new_output("display_data", {"text/html": f"<script>{'x' * 200_000}</script>"})]
     notebook = new_notebook(cells=[cell, other])
-    notebook.metadata["widgets"] = {notebooks.WIDGETS: {"state": {name: {"state": {"last_seconds": 0.5, "head": 1}}}}}
+    notebook.metadata["widgets"] = {notebooks.WIDGETS: {"state": {name: {"state": {"head": 1}}}}}
     saved = notebooks.settled(notebook)
     widget = "0" * 32
     expected = {"text/html": "<p>a table</p>", "text/plain": "<Thing>", notebooks.WIDGET: {"model_id": widget}}
     assert saved.cells[0].outputs[0].data == expected
-    assert saved.metadata["widgets"][notebooks.WIDGETS]["state"] == {
-        widget: {"state": {"last_seconds": 0.0, "head": 1}}
-    }
+    assert saved.metadata["widgets"][notebooks.WIDGETS]["state"] == {widget: {"state": {"head": 1}}}
     assert saved.cells[1].outputs == []
     assert "execution" not in saved.cells[0].metadata
 
@@ -182,7 +180,7 @@ def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     assert min(box["width"], box["height"]) > 50
     assert page.locator(".js-plotly-plot").count() == 1
     widget = page.locator(".mechicl-explorer:not(.mechicl-explorer-still *)")  # not its static picture
-    shown, patches = widget.locator("tr[data-run=patched] .prediction"), widget.locator(".patches button")
+    shown, patches = widget.locator("tr[data-run=patched] .prediction"), widget.locator(".chip")
     widget.get_by_role("button", name="clear").click()
     expect(patches).to_have_count(0)
     before = shown.inner_text()
@@ -196,7 +194,41 @@ def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     widget.get_by_label("head", exact=True).select_option("head 0")
     cell.click()
     widget.get_by_role("button", name="take out: z of layer 6, pos 40, head 0").wait_for()
+    # keys act in the widget, and the notebook's own shortcuts do not
+    cells, keys = page.locator(".jp-Notebook .jp-Cell"), page.keyboard
+    active = "cells => cells.map((cell) => cell.classList.contains('jp-mod-active'))"
+    before = cells.evaluate_all(active)
     cell.press("ArrowLeft")
-    page.keyboard.press("Enter")
-    widget.get_by_role("button", name="take out: z of layer 6, pos 39, head 0").click()
+    for key in ("ArrowUp", "ArrowDown", "Shift+ArrowLeft", "Shift+ArrowLeft", "Shift+ArrowDown", "Enter"):
+        keys.press(key)
+    ranges = [f"z of layer {layer}, pos 37 to 39, head 0 ×" for layer in (5, 6)]
+    expect(patches).to_have_text([ranges[0], ranges[1].replace("39", "40")])
+    keys.press("Control+z")
+    expect(patches).to_have_text(["z of layer 6, pos 40, head 0 ×"])
+    keys.press("Control+Shift+Z")
+    expect(patches).to_have_count(2)
+    widget.get_by_role("button", name="take out: z of layer 5").focus()
+    keys.press("Enter")
     expect(patches).to_have_count(1)
+    keys.press("Control+z")
+    expect(patches).to_have_count(2)
+    cell.focus()
+    keys.press("Space")
+    expect(patches).to_have_text([f"z of layer {layer}, pos 37 to 39, head 0 ×" for layer in (5, 6)])
+    widget.locator('.cell[data-layer="3"][data-pos="2"]').hover()
+    page.mouse.down()
+    widget.locator('.cell[data-layer="3"][data-pos="5"]').hover()
+    page.mouse.up()
+    expect(patches.first).to_have_text("z of layer 3, pos 2 to 5, head 0 ×")
+    assert cells.evaluate_all(active) == before
+    assert page.locator(".jp-Notebook.jp-mod-editMode").count() == 0
+    # the preview is computed between clicks, and what it shows can be saved and copied
+    expect(widget.locator("progress")).to_be_hidden(timeout=120_000)
+    expect(widget.locator(".cell.known")).to_have_count(8 * 41)
+    with page.expect_download() as download:
+        widget.get_by_role("button", name="save picture").click()
+    assert shades(download.value.path().read_bytes()) >= 6
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    widget.get_by_role("button", name="copy as code").click()
+    expect(widget.get_by_role("button", name="copied")).to_be_visible()
+    assert 'from_clean("blocks.3.attn.hook_z", 2, 0)' in page.evaluate("navigator.clipboard.readText()")

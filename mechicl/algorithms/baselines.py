@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     context_moments,
@@ -33,9 +33,6 @@ def averaging(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = F
     """Predict `x W` with the averaging estimator `W = (1/n) Σ_i x_iᵀ y_i` over the n earlier points.
 
     It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = n_before(prompts, "points").clamp(min=1)[:, None, None]
@@ -50,9 +47,6 @@ def nearest_neighbours(prompts: Sized, *, n_neighbours: Count = 3, at: PointsAt 
     Args:
         n_neighbours: number of points to average, or all earlier points if there are fewer. Of equally near points the
             earlier ones are used.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -84,32 +78,28 @@ def _fit_neighbours(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield NEIGHBOURS.fitted({"n_neighbours": best})
 
 
-AVERAGING = register(
-    Algorithm(
-        name="averaging",
-        holds=(*FILTER, "additive over points"),
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=averaging,
-        fit=lambda _: [AVERAGING.fitted({})],
-    )
+AVERAGING = new_card(
+    name="averaging",
+    holds=(*FILTER, "additive over points"),
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=averaging,
+    fit=lambda _: [AVERAGING.fitted({})],
 )
-NEIGHBOURS = register(
-    Algorithm(
-        name="nearest neighbours",
-        holds=(
-            "linear in the targets",
-            "scale of the targets",
-            "shift of the targets",
-            "order of the points",
-            "rotation of the inputs",
-            "scale of the inputs",
-        ),
-        violates=("linear in the query", "moments", "additive over points", "function of S"),
-        trajectory=nearest_neighbours,
-        fit=_fit_neighbours,
-        step_forms=lambda _: [KernelReading(nearest, name="nearest neighbour")],
-        step_kinds={"nearest neighbour": ("nearest", "")},
-    )
+NEIGHBOURS = new_card(
+    name="nearest neighbours",
+    holds=(
+        "linear in the targets",
+        "scale of the targets",
+        "shift of the targets",
+        "order of the points",
+        "rotation of the inputs",
+        "scale of the inputs",
+    ),
+    violates=("linear in the query", "moments", "additive over points", "function of S"),
+    trajectory=nearest_neighbours,
+    fit=_fit_neighbours,
+    step_forms=lambda _: [KernelReading(nearest, name="nearest neighbour")],
+    step_kinds={"nearest neighbour": ("nearest", "")},
 )
 
 # ---- the lasso ----
@@ -126,9 +116,6 @@ def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
@@ -203,9 +190,6 @@ def greedy_tree(prompts: Sized, *, depth: Count = 4, at: PointsAt = "points") ->
 
     Args:
         depth: largest number of splits on the way to a leaf.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
     return in_parts(

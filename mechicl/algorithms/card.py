@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from mechicl.learners.learners import predictions_at
 from mechicl.prompts import Prompts
 
 ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
+_Fields = ParamSpec("_Fields")
 Freedom = Literal["fixed", "per prefix", "tuned per step"]
 """What the scale of an algorithm's steps adapts to: nothing (one value for all prefixes and steps), each prefix's
 second moments, or these with a factor for each step that is tuned on other prompts."""
@@ -241,6 +242,14 @@ def register(card: Algorithm) -> Algorithm:
     if CARDS.setdefault(card.name, card) is not card:
         raise ValueError(f"name must be one that no other algorithm has, got {card.name!r}")
     return card
+
+
+def _registered(make: Callable[_Fields, Algorithm]) -> Callable[_Fields, Algorithm]:
+    return lambda *args, **fields: register(make(*args, **fields))
+
+
+new_card = _registered(Algorithm)
+"""Make a card and register it; the library's own cards are made so."""
 
 
 @checked

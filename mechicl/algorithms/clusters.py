@@ -40,9 +40,6 @@ def in_weights_classifier(
         labels: label of each class, one-hot.
         frequencies: prior probability of each class, `GaussianClusters.frequencies`.
         within_class_noise: ε, the noise relative to the means.
-
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels.
     """
     if means.shape[1] != prompts.x_dim or labels.shape[1] != prompts.y_dim:
         raise ValueError(f"means {tuple(means.shape)} and labels {tuple(labels.shape)} are not of {prompts}")
@@ -71,10 +68,6 @@ def in_context_classifier(
             that was not shown yet, whose labels are equally likely.
         within_class_noise: ε of the task, the noise relative to the class means.
         burstiness: number of context points of each class, B of the task.
-
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels, point t's
-        from points 0..t-1 and its own input.
 
     Raises:
         ValueError: `burstiness` does not divide `n_context`, or there are too many ways to split the context.

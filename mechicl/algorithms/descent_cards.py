@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.card import EACH, FILTER, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import EACH, FILTER, ROUNDING, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.gradient_descent import (
     gd_plus_plus,
     gd_plus_plus_filters,
@@ -61,11 +61,6 @@ def _fit_descent(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield FittedAlgorithm(name, learner, {"step_size": step_size}, 2)
     if steps > 1:
         yield fit_steps(spectral, min(steps, MOST_STEPS), gamma=False, per_step=True)
-
-
-def _fit_gd_plus_plus(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    for per_step in (False, True) if problem.steps > 1 else ():  # its last γ does nothing
-        yield fit_steps(problem.spectral, min(problem.steps, MOST_STEPS), gamma=True, per_step=per_step)
 
 
 def split_parameters(values: Tensor, steps: int, *, gamma: bool, per_step: bool) -> tuple[Tensor, Tensor]:
@@ -266,49 +261,46 @@ def _tuned_path(prompts: Prompts) -> dict[str, Any]:
     return {"steps": tuple(range(1, TUNED_STEPS + 1)), "step_size": sizes, "per_prefix": True}
 
 
-GRADIENT_DESCENT = register(
-    Algorithm(
-        name="gradient descent",
-        holds=FILTER,
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=gradient_descent,
-        fit=_fit_descent,
-        path=lambda _: {"steps": PATH_STEPS, "step_size": 1.0, "per_prefix": True},
-        freedom="per prefix",
-        other_paths={
-            "fixed": lambda prompts: {"steps": PATH_STEPS, "step_size": stable_step_size(prompts)},
-            "tuned per step": _tuned_path,
-        },
-        step_forms=_descent_steps,
-        step_kinds={
-            "gradient descent, residuals in the context": ("gradient descent", ""),
-            "gradient descent by the query alone": ("gradient descent", "by the query alone"),
-        },
-        phrase="{count} of gradient descent",
-        variants={EACH: f" with {EACH}"},
-    )
+GRADIENT_DESCENT = new_card(
+    name="gradient descent",
+    holds=FILTER,
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=gradient_descent,
+    fit=_fit_descent,
+    path=lambda _: {"steps": PATH_STEPS, "step_size": 1.0, "per_prefix": True},
+    freedom="per prefix",
+    other_paths={
+        "fixed": lambda prompts: {"steps": PATH_STEPS, "step_size": stable_step_size(prompts)},
+        "tuned per step": _tuned_path,
+    },
+    step_forms=_descent_steps,
+    step_kinds={
+        "gradient descent, residuals in the context": ("gradient descent", ""),
+        "gradient descent by the query alone": ("gradient descent", "by the query alone"),
+    },
+    phrase="{count} of gradient descent",
+    variants={EACH: f" with {EACH}"},
 )
-GD_PLUS_PLUS = register(
-    Algorithm(
-        name="GD++",
-        holds=FILTER,
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=gd_plus_plus,
-        fit=_fit_gd_plus_plus,
-        step_forms=_gd_plus_plus_steps,
-        contains=("gradient descent",),
-        phrase="{count} of GD++",
-        variants={EACH: f" with {EACH}"},
-    )
+GD_PLUS_PLUS = new_card(
+    name="GD++",
+    holds=FILTER,
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=gd_plus_plus,
+    fit=lambda problem: [
+        fit_steps(problem.spectral, min(problem.steps, MOST_STEPS), gamma=True, per_step=per_step)
+        for per_step in ((False, True) if problem.steps > 1 else ())  # the last step's γ does nothing
+    ],
+    step_forms=_gd_plus_plus_steps,
+    contains=("gradient descent",),
+    phrase="{count} of GD++",
+    variants={EACH: f" with {EACH}"},
 )
-MOMENTUM = register(
-    Algorithm(
-        name="gradient descent with momentum",
-        holds=FILTER,
-        violates=("scale of the inputs", "shift of the targets"),
-        fit=_fit_momentum,
-        step_forms=_momentum_steps,
-        contains=("gradient descent",),
-        phrase="{count} of gradient descent with momentum",
-    )
+MOMENTUM = new_card(
+    name="gradient descent with momentum",
+    holds=FILTER,
+    violates=("scale of the inputs", "shift of the targets"),
+    fit=_fit_momentum,
+    step_forms=_momentum_steps,
+    contains=("gradient descent",),
+    phrase="{count} of gradient descent with momentum",
 )

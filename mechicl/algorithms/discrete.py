@@ -33,10 +33,6 @@ def conjunction_bayes(
         literal_probability: probability that a variable is in the conjunction, as in the task.
         positive_share: share of inputs that are made to satisfy the conjunction, as in the task.
 
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are posterior means from -1 to 1 (their sign
-        is the likelier target), point t predicted from points 0..t-1.
-
     Raises:
         ValueError: there are too many conjunctions to enumerate, or values other than -1 and 1.
 
@@ -71,10 +67,6 @@ def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajecto
     Args:
         degree: number of variables in the product; None for parities of any number of variables.
 
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are posterior means from -1 to 1, point t
-        predicted from points 0..t-1.
-
     Raises:
         ValueError: `degree` exceeds `x_dim`, too many parities to enumerate, or values other than -1 and 1.
 
@@ -105,10 +97,6 @@ def elimination(prompts: Prompts) -> Trajectory:
 
     A literal is a variable or its negation. It starts from all literals, so it predicts -1 before the first positive
     example, and never errs on a negative one. Source: Valiant 1984, "A theory of the learnable".
-
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are -1 or 1, point t predicted from points
-        0..t-1.
     """
     _check_signs(prompts)
     positive = prompts.ys == 1
@@ -129,10 +117,6 @@ def gf2_elimination(prompts: Prompts) -> Trajectory:
     With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's bits. A query that is a sum of
     context inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over
     parities of any subset.
-
-    Returns:
-        `Trajectory` with one step: `predictions` `[step prompt point y]` are -1, 0 or 1, point t predicted from points
-        0..t-1.
 
     Example:
         >>> prompts = Parities(x_dim=6, n_context=30, degree=None).sample(64, seed=0)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, LINE_SEARCH, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, LINE_SEARCH, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     PrefixSpectra,
@@ -40,9 +40,6 @@ def chebyshev(prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
     return spectral_trajectory(
@@ -72,13 +69,10 @@ def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float
     # T_k(cos φ) = cos kφ inside [-1, 1], where the λ are, and T_k(cosh φ) = cosh kφ beyond, where 0 is: no recursion,
     # and no overflow for any degree
     residual = torch.cos(degree * torch.acos(z.clamp(-1, 1)))
-    residual = residual * _reciprocal_cosh(degree * torch.acosh(z_at_zero.clamp(min=1)))
+    angle = degree * torch.acosh(z_at_zero.clamp(min=1))
+    residual = residual * (2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle)))  # 1 / cosh, 0 where that would overflow
     residual = torch.where(point_like, 1.0 if degree == 0 else 0.0, residual)
     return torch.where(present, (1 - residual) / eigenvalues.masked_fill(~present, 1.0), 0.0)
-
-
-def _reciprocal_cosh(angle: Tensor) -> Tensor:
-    return 2 * torch.exp(-angle) / (1 + torch.exp(-2 * angle))  # where cosh would overflow, this is 0
 
 
 @checked
@@ -93,9 +87,6 @@ def steepest_descent(
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return _line_searches(prompts, steps, False, "steepest descent", at, with_weights)
 
@@ -112,9 +103,6 @@ def conjugate_gradient(
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return _line_searches(prompts, steps, True, "conjugate gradients", at, with_weights)
 
@@ -199,56 +187,46 @@ def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield FittedAlgorithm(learner.name, learner, {}, len(knots))
 
 
-ANY_POLYNOMIAL = register(
-    Algorithm(
-        name="any first-order learner",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        # with one step, gradient descent is the only one
-        fit=lambda problem: (
-            [fit_polynomial(problem.spectral, problem.steps, ANY_POLYNOMIAL.member(problem.steps))]
-            if problem.steps > 1
-            else []
-        ),
-        for_scale=True,
-    )
+ANY_POLYNOMIAL = new_card(
+    name="any first-order learner",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    # with one step, gradient descent is the only one
+    fit=lambda problem: (
+        [fit_polynomial(problem.spectral, problem.steps, ANY_POLYNOMIAL.member(problem.steps))]
+        if problem.steps > 1
+        else []
+    ),
+    for_scale=True,
 )
-CHEBYSHEV = register(
-    Algorithm(
-        name="Chebyshev",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        trajectory=chebyshev,
-        fit=_fit_chebyshev,
-        path=lambda _: {"steps": tuple(range(1, 31))},
-        freedom="per prefix",
-        phrase="{count} of Chebyshev's iteration",
-    )
+CHEBYSHEV = new_card(
+    name="Chebyshev",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    trajectory=chebyshev,
+    fit=_fit_chebyshev,
+    path=lambda _: {"steps": tuple(range(1, 31))},
+    freedom="per prefix",
+    phrase="{count} of Chebyshev's iteration",
 )
-ANY_FILTER = register(
-    Algorithm(
-        name="any function of S", holds=FILTER, violates=("shift of the targets",), fit=_fit_any_filter, for_scale=True
-    )
+ANY_FILTER = new_card(
+    name="any function of S", holds=FILTER, violates=("shift of the targets",), fit=_fit_any_filter, for_scale=True
 )
 # 28 numbers of steps up to 1024, which runs them all
 SEARCH_STEPS = tuple(sorted({round(1024 ** (i / 27)) for i in range(28)}))
-STEEPEST_DESCENT = register(
-    Algorithm(
-        name="steepest descent",
-        holds=LINE_SEARCH,
-        violates=("shift of the targets",),
-        trajectory=steepest_descent,
-        path=lambda _: {"steps": SEARCH_STEPS},
-        freedom="per prefix",
-    )
+STEEPEST_DESCENT = new_card(
+    name="steepest descent",
+    holds=LINE_SEARCH,
+    violates=("shift of the targets",),
+    trajectory=steepest_descent,
+    path=lambda _: {"steps": SEARCH_STEPS},
+    freedom="per prefix",
 )
-CONJUGATE_GRADIENTS = register(
-    Algorithm(
-        name="conjugate gradients",
-        holds=LINE_SEARCH,
-        violates=("shift of the targets",),
-        trajectory=conjugate_gradient,
-        path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
-        freedom="per prefix",
-    )
+CONJUGATE_GRADIENTS = new_card(
+    name="conjugate gradients",
+    holds=LINE_SEARCH,
+    violates=("shift of the targets",),
+    trajectory=conjugate_gradient,
+    path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
+    freedom="per prefix",
 )

@@ -39,9 +39,6 @@ def gradient_descent(
             `alpha` does. Otherwise they are the same for all.
         initial_weights: W_0 `[x y]` of every run; 0 by default.
 
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
 
@@ -113,9 +110,6 @@ def gd_plus_plus(
         steps: number of steps, or several in any order; 0 predicts 0.
         step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
         gamma: γ, the factor on the summed S: one number, or one for each step up to the largest of `steps`.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm, FitProblem, register
+from mechicl.algorithms.card import FitProblem, new_card
 from mechicl.algorithms.descent_cards import FEW
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
@@ -46,9 +46,6 @@ def kernel_smoothing(
     Args:
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); `tuned_bandwidth` finds one.
         kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Example:
         >>> prompts = SineRegression().sample(100, seed=0)
@@ -123,17 +120,15 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     yield smoother(min(bandwidths, key=lambda h: few.error(smoother(h).predict(few.prompts))))
 
 
-SMOOTHING = register(
-    Algorithm(
-        name="softmax smoothing",
-        holds=(
-            "linear in the targets",
-            "order of the points",
-            "rotation of the inputs",
-            "shift of the targets",
-            "scale of the targets",
-        ),
-        violates=("linear in the query", "moments"),
-        step_forms=_smoothing_steps,
-    )
+SMOOTHING = new_card(
+    name="softmax smoothing",
+    holds=(
+        "linear in the targets",
+        "order of the points",
+        "rotation of the inputs",
+        "shift of the targets",
+        "scale of the targets",
+    ),
+    violates=("linear in the query", "moments"),
+    step_forms=_smoothing_steps,
 )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import named
 from mechicl.algorithms.sizes import Sized, SizedForFourthPowers
 from mechicl.algorithms.spectra import (
@@ -41,9 +41,6 @@ def ols(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) 
     max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. Source:
     Fu et al. 2024, section 3.1.
 
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
     """
@@ -59,9 +56,6 @@ def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -82,9 +76,6 @@ def ridge_path(
 
     Args:
         steps: number k of halvings, or several in any order; 0 uses `p_0`.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
 
@@ -115,9 +106,6 @@ def bayes(
         noise_std: standard deviation of the label noise.
         weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)
@@ -232,42 +220,36 @@ def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         yield ResidualRidge(1, penalty=penalty, causal=True)
 
 
-RIDGE = register(
-    Algorithm(
-        name="ridge",
-        holds=FILTER,
-        violates=("shift of the targets", "additive over points"),
-        trajectory=ridge,
-        fit=lambda problem: [fit_ridge(problem)],
-        step_forms=_ridge_steps,
-        step_kinds={
-            "ridge regression in one step": ("ridge regression in one step", ""),
-            "ridge path": ("ridge path", ""),
-            "ridge by eigendirections": ("ridge by", ""),
-            "ridge of residuals": ("ridge of residuals", ""),
-        },
-        contains=("least squares",),
-        phrase="ridge regression",
-    )
+RIDGE = new_card(
+    name="ridge",
+    holds=FILTER,
+    violates=("shift of the targets", "additive over points"),
+    trajectory=ridge,
+    fit=lambda problem: [fit_ridge(problem)],
+    step_forms=_ridge_steps,
+    step_kinds={
+        "ridge regression in one step": ("ridge regression in one step", ""),
+        "ridge path": ("ridge path", ""),
+        "ridge by eigendirections": ("ridge by", ""),
+        "ridge of residuals": ("ridge of residuals", ""),
+    },
+    contains=("least squares",),
+    phrase="ridge regression",
 )
-RIDGE_PATH = register(
-    Algorithm(
-        name="ridge path",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        trajectory=ridge_path,
-        path=lambda _: {"steps": tuple(range(1, 25))},
-        freedom="per prefix",
-    )
+RIDGE_PATH = new_card(
+    name="ridge path",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    trajectory=ridge_path,
+    path=lambda _: {"steps": tuple(range(1, 25))},
+    freedom="per prefix",
 )
-LEAST_SQUARES = register(
-    Algorithm(
-        name="least squares",
-        holds=(*FILTER, "scale of the inputs"),
-        violates=("shift of the targets", "additive over points"),
-        trajectory=ols,
-        fit=lambda _: [LEAST_SQUARES.fitted({})],
-        path=lambda _: {},
-        layer_name="OLS",
-    )
+LEAST_SQUARES = new_card(
+    name="least squares",
+    holds=(*FILTER, "scale of the inputs"),
+    violates=("shift of the targets", "additive over points"),
+    trajectory=ols,
+    fit=lambda _: [LEAST_SQUARES.fitted({})],
+    path=lambda _: {},
+    layer_name="OLS",
 )

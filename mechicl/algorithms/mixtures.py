@@ -43,9 +43,6 @@ def mixture_bayes(
     Args:
         noise_stds: standard deviations of the label noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
     if not noise_stds or len(stds) != len(noise_stds):
@@ -74,9 +71,6 @@ def sparse_bayes(
         sparsity: number of weights that are not zero, 1 to x_dim.
         noise_std: standard deviation of the label noise; below 1e-4 times `weight_std`, that value is assumed.
         weight_std: standard deviation of the weights that are not zero.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     if sparsity > prompts.x_dim:
         raise ValueError(f"sparsity must be 1 to x_dim={prompts.x_dim}, got {sparsity}")
@@ -162,9 +156,6 @@ def dmmse(
         pool: weights of the tasks: `[task x]` for one target, or `[task x y]`.
         noise_std: standard deviation of the label noise; with 0 the average runs over the tasks with the smallest error
             on the earlier points.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     weights = _checked_pool(prompts, pool)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
 from mechicl.algorithms.sizes import SizedForFourthPowers
 from mechicl.algorithms.spectra import Steps, context_moments, iterates, safe_norm, spectral_trajectory, step_numbers
@@ -45,9 +45,6 @@ def newton(
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix, with which it always converges.
         factors: multiply the start αS and each iteration's result by these numbers, one more than the largest of
             `steps`; none by default.
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.
@@ -164,18 +161,16 @@ def _tuned_path(prompts: Prompts) -> dict[str, Any]:
     return {"steps": PATH_ITERATIONS, "factors": tuned_each_step(prompts, max(PATH_ITERATIONS) + 1, advance)}
 
 
-NEWTON = register(
-    Algorithm(
-        name="Newton",
-        holds=FILTER,
-        violates=("shift of the targets",),
-        trajectory=newton,
-        fit=lambda problem: [fit_newton(problem.spectral, range(16))],
-        path=lambda _: {"steps": PATH_ITERATIONS},
-        freedom="per prefix",
-        other_paths={"fixed": _fixed_path, "tuned per step": _tuned_path},
-        step_forms=_newton_steps,
-        phrase="{count} of Newton's method",
-        unit="iteration",
-    )
+NEWTON = new_card(
+    name="Newton",
+    holds=FILTER,
+    violates=("shift of the targets",),
+    trajectory=newton,
+    fit=lambda problem: [fit_newton(problem.spectral, range(16))],
+    path=lambda _: {"steps": PATH_ITERATIONS},
+    freedom="per prefix",
+    other_paths={"fixed": _fixed_path, "tuned per step": _tuned_path},
+    step_forms=_newton_steps,
+    phrase="{count} of Newton's method",
+    unit="iteration",
 )

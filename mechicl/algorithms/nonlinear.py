@@ -41,8 +41,7 @@ def on_features(
         hyperparameters: keyword arguments of `algorithm`, such as `{"steps": [1, 2], "step_size": 0.1}`.
 
     Returns:
-        `Trajectory` of `algorithm`, without weights: `predictions` `[step prompt point y]`, point t predicted from
-        points 0..t-1 (`query()` is the last).
+        `Trajectory` of `algorithm`, without weights.
 
     Source: Guo et al. 2024 call such prompts linear regression on representations.
     """
@@ -83,9 +82,6 @@ def logistic(
         weight_std: standard deviation of the weights' normal prior.
         posterior: "mode" predicts `tanh(x w / 2)` with these weights; "laplace" averages it over the normal
             distribution that has the posterior's curvature there, which is nearer to exact Bayes.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     labels = prompts.ys[:, :-1]
     if not (labels.abs() == 1).all():
@@ -174,9 +170,6 @@ def network_descent(
         n_hidden: number of hidden units.
         steps: number of steps of Adam, each on all points.
         learning_rate: learning rate of Adam.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     n_points = prompts.n_context + 1
     largest = (n_points if at == "points" else 1) * n_hidden * max(n_points, prompts.x_dim)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.baselines import lasso
-from mechicl.algorithms.card import FILTER, LINEAR, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, LINEAR, Algorithm, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.kernel_smoothing import log_kernel
 from mechicl.algorithms.least_squares import ols, ridge
 from mechicl.algorithms.recursive import at_queries, error_of, nearest_scale, online_gradient_descent
@@ -50,9 +50,6 @@ def gradient_flow(
 
     Args:
         time: t, which k steps of size a reach at `k a`.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     return spectral_trajectory(
         prompts, lambda eigenvalues: flow_filter(eigenvalues, time)[None], name=f"gradient flow({time:g})", steps=(0,),
@@ -69,9 +66,6 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
     Args:
         bandwidth: h, in units of x.
         penalty: added to the diagonal of the kernel matrix: the variance of the noise over that of the function.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it and `at`.
     """
     seen = earlier_points(prompts, at)
 
@@ -93,14 +87,10 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
     """Predict with weights that minimise Huber's loss: squared up to a residual of `threshold`, and linear beyond.
 
     Least squares is repeated with the weight `threshold / |residual|` for points beyond it. Gradients flow to the
-    query's input, not to the context. Source: Huber 1964.
+    query's input, not to the context. Each target dimension is fitted separately. Source: Huber 1964.
 
     Args:
         threshold: in units of y; one larger than every residual gives least squares.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`. Target
-        dimensions are fitted each on its own.
     """
     seen = earlier_points(prompts, at)
 
@@ -141,9 +131,6 @@ def on_unit_inputs(
         algorithm: "least mean squares" makes one pass, in the order of the prompt.
         strength: the step size of least mean squares, or the penalty of ridge.
         scale: factor on the prediction, which is made for the query unchanged.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     xs = prompts.xs.double()
     units = Prompts(xs / xs.norm(dim=-1, keepdim=True).clamp(min=1e-300), prompts.ys.double())
@@ -239,61 +226,49 @@ def _fit_on_units(algorithm: str, grid: tuple[float, float], problem: FitProblem
 
 ORDERED = (*LINEAR, "rotation of the inputs")
 ITS_OWN = ("order of the points", "linear in the query")
-FLOW = register(
-    Algorithm(
-        name="gradient flow",
-        holds=FILTER,
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=gradient_flow,
-        fit=_fit_flow,
-    )
+FLOW = new_card(
+    name="gradient flow",
+    holds=FILTER,
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=gradient_flow,
+    fit=_fit_flow,
 )
-LASSO = register(
-    Algorithm(
-        name="lasso",
-        holds=(*ITS_OWN, "moments"),
-        violates=("linear in the targets", "rotation of the inputs", "scale of the targets"),
-        trajectory=lasso,
-        fit=_fit_lasso,
-        phrase="the lasso",
-    )
+LASSO = new_card(
+    name="lasso",
+    holds=(*ITS_OWN, "moments"),
+    violates=("linear in the targets", "rotation of the inputs", "scale of the targets"),
+    trajectory=lasso,
+    fit=_fit_lasso,
+    phrase="the lasso",
 )
-HUBER = register(
-    Algorithm(
-        name="Huber regression",
-        holds=(*ITS_OWN, "rotation of the inputs", "scale of the inputs"),
-        violates=("linear in the targets", "shift of the targets"),  # but for thresholds beyond every residual
-        trajectory=huber,
-        fit=_fit_huber,
-        contains=("least squares",),
-        phrase="Huber's regression",
-    )
+HUBER = new_card(
+    name="Huber regression",
+    holds=(*ITS_OWN, "rotation of the inputs", "scale of the inputs"),
+    violates=("linear in the targets", "shift of the targets"),  # but for thresholds beyond every residual
+    trajectory=huber,
+    fit=_fit_huber,
+    contains=("least squares",),
+    phrase="Huber's regression",
 )
-KERNEL_RIDGE = register(
-    Algorithm(
-        name="kernel ridge",
-        holds=("linear in the targets", "scale of the targets", "order of the points", "rotation of the inputs"),
-        violates=("linear in the query", "moments", "shift of the targets"),
-        trajectory=kernel_ridge,
-        fit=_fit_kernel_ridge,
-        phrase="ridge regression with a Gaussian kernel",
-    )
+KERNEL_RIDGE = new_card(
+    name="kernel ridge",
+    holds=("linear in the targets", "scale of the targets", "order of the points", "rotation of the inputs"),
+    violates=("linear in the query", "moments", "shift of the targets"),
+    trajectory=kernel_ridge,
+    fit=_fit_kernel_ridge,
+    phrase="ridge regression with a Gaussian kernel",
 )
-UNIT_LMS = register(
-    Algorithm(
-        name="least mean squares on unit inputs",
-        holds=ORDERED,
-        violates=("order of the points", "moments"),
-        trajectory=on_unit_inputs,
-        fit=partial(_fit_on_units, "least mean squares", (0.02, 2.0)),
-    )
+UNIT_LMS = new_card(
+    name="least mean squares on unit inputs",
+    holds=ORDERED,
+    violates=("order of the points", "moments"),
+    trajectory=on_unit_inputs,
+    fit=partial(_fit_on_units, "least mean squares", (0.02, 2.0)),
 )
-UNIT_RIDGE = register(
-    Algorithm(
-        name="ridge on unit inputs",
-        holds=(*ORDERED, "order of the points"),
-        violates=("moments", "shift of the targets"),
-        trajectory=partial(on_unit_inputs, algorithm="ridge"),
-        fit=partial(_fit_on_units, "ridge", (1e-3, 100.0)),
-    )
+UNIT_RIDGE = new_card(
+    name="ridge on unit inputs",
+    holds=(*ORDERED, "order of the points"),
+    violates=("moments", "shift of the targets"),
+    trajectory=partial(on_unit_inputs, algorithm="ridge"),
+    fit=partial(_fit_on_units, "ridge", (1e-3, 100.0)),
 )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import LINEAR, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import LINEAR, ROUNDING, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import FEW, few_steps, fewest_steps, named
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
@@ -50,9 +50,6 @@ def preconditioned_gd(
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
         preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
-
-    Returns:
-        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
@@ -211,25 +208,21 @@ def _preconditioned_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     yield named(algorithm, f"preconditioned gradient descent, {len(matrices)} steps, a matrix each", causal=causal)
 
 
-PRECONDITIONED = register(
-    Algorithm(
-        name="preconditioned gradient descent",
-        holds=(*LINEAR, "order of the points", "moments"),
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=preconditioned_gd,
-        fit=_fit_preconditioned,
-        step_forms=_preconditioned_steps,
-        contains=("gradient descent",),
-        phrase="{count} of preconditioned gradient descent",
-    )
+PRECONDITIONED = new_card(
+    name="preconditioned gradient descent",
+    holds=(*LINEAR, "order of the points", "moments"),
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=preconditioned_gd,
+    fit=_fit_preconditioned,
+    step_forms=_preconditioned_steps,
+    contains=("gradient descent",),
+    phrase="{count} of preconditioned gradient descent",
 )
-WITH_CONSTANT = register(
-    Algorithm(
-        name="kernel gradient descent on 1 and x",
-        holds=("linear in the targets", "scale of the targets", "order of the points"),
-        violates=("linear in the query",),
-        fit=_fit_with_constant,
-        contains=("gradient descent",),
-        phrase="{count} of gradient descent with an intercept",
-    )
+WITH_CONSTANT = new_card(
+    name="kernel gradient descent on 1 and x",
+    holds=("linear in the targets", "scale of the targets", "order of the points"),
+    violates=("linear in the query",),
+    fit=_fit_with_constant,
+    contains=("gradient descent",),
+    phrase="{count} of gradient descent with an intercept",
 )

@@ -119,15 +119,9 @@ def _task_pool(task: tasks.TaskPool) -> dict[str, Learner]:
     return {"dmmse": exact, "ridge": AlgorithmLearner(bayes, noise), "ols": OLS}
 
 
-@register_references
-def _fixed_tasks(task: tasks.FixedTasks) -> dict[str, Learner]:
-    return references(task.task)
-
-
-@register_references
-def _sine_regression(task: tasks.SineRegression) -> dict[str, Learner]:
-    exact = AlgorithmLearner(on_features, {"features": sine_and_cosine})
-    return {"least squares on sine and cosine": exact, **NEAREST}
+_references.register(tasks.FixedTasks, lambda task: references(task.task))
+ON_WAVES = AlgorithmLearner(on_features, {"features": sine_and_cosine})
+_references.register(tasks.SineRegression, lambda _: {"least squares on sine and cosine": ON_WAVES, **NEAREST})
 
 
 @register_references
@@ -181,9 +175,7 @@ def _drifting(task: tasks.DriftingRegression) -> dict[str, Learner]:
     return {"bayes": AlgorithmLearner(_drifting_bayes, exact), "ols": OLS}
 
 
-@register_references
-def _recall(task: tasks.AssociativeRecall) -> dict[str, Learner]:
-    return {**NEAREST, "ols": OLS}
+_references.register(tasks.AssociativeRecall, lambda _: {**NEAREST, "ols": OLS})
 
 
 @register_references

@@ -41,9 +41,6 @@ def unigram_bayes(
 
     Args:
         concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
-
-    Returns:
-        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
     """
     return _posterior_mean(_one_hot(sequences, d_vocab).cumsum(1), concentration)
 
@@ -60,9 +57,6 @@ def bigram_bayes(
 
     Args:
         concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
-
-    Returns:
-        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
 
     Example:
         >>> ids = torch.tensor([[0, 1, 0, 1, 0]])
@@ -86,9 +80,6 @@ def ngram_bayes(
     Args:
         order: number of last tokens that must be equal.
         concentration: concentration of the Dirichlet prior over the next token; 1 is uniform.
-
-    Returns:
-        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
     """
     read, one_hot = sequences.read, _one_hot(sequences, d_vocab)
     equal = read[:, :, None] == read[:, None, :]  # [prompt pos earlier]

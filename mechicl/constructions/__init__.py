@@ -1,14 +1,14 @@
 """Models whose weights are written by hand, equal to an algorithm by theorem.
 
 Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
-`y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the intended prompts: if it is given,
-parameters that diverge there (for gradient descent of more than one step, a step size below 0 or above 2 / λ_max) give
-a `DivergenceWarning`. `certificates_table()` lists the models' errors. `known_models()` returns these and a few more,
-plain or obfuscated (`hide`), with the algorithm that each runs.
+`y_dim` dimensions. Where a docstring does not limit it, `n_context` is recorded only, and prompts of any number work.
+`steps` are layers. `largest_eigenvalue` is λ_max of S = XᵀX on the intended prompts: if it is given, parameters that
+diverge there (for gradient descent of more than one step, a step size below 0 or above 2 / λ_max) give a
+`DivergenceWarning`; None checks nothing. `certificates_table()` lists the models' errors. `known_models()` returns
+these and a few more, plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
 from mechicl.constructions.certificates import certificates_table
-from mechicl.constructions.compression import compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent, induction
 from mechicl.constructions.gradient_descent import (
     gd_plus_plus,
@@ -19,7 +19,7 @@ from mechicl.constructions.gradient_descent import (
     relu_optimum,
     softmax_gradient_descent,
 )
-from mechicl.constructions.hiding import hide
+from mechicl.constructions.hiding import compress, hide
 from mechicl.constructions.known import known_models
 from mechicl.constructions.newton import newton, with_pseudo_examples
 from mechicl.constructions.recurrent import (

@@ -71,10 +71,6 @@ def copy_then_gradient_descent(
         n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         steps: number of steps after the copying layer, one a layer.
-        largest_eigenvalue: λ_max of XᵀX on the intended prompts, to check convergence; None for no check.
-
-    Warns:
-        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
     """
     step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     return _copy_then([step_size] * steps, x_dim, y_dim, n_context)

@@ -36,13 +36,8 @@ def gradient_descent(
     Proposition 1 and appendix A.1.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         initial_weights: W_0 `[x y]`, 0 by default.
-        largest_eigenvalue: λ_max of XᵀX on the intended prompts, to check convergence; None for no check.
-
-    Warns:
-        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
 
     Example:
         >>> model = gradient_descent(x_dim=10, n_context=10, step_size=0.6, steps=5)
@@ -79,10 +74,8 @@ def gd_plus_plus(
     equal. Source: von Oswald et al. 2023, appendix A.10, eq. 23.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the summed gradient, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
-        largest_eigenvalue: λ_max of the first S on the intended prompts, to check convergence; None for no check.
 
     Warns:
         DivergenceWarning: there are several steps, and they leave a larger residual along the top eigenvector than at
@@ -119,7 +112,6 @@ def preconditioned_gd(
     all matrices are equal. Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         preconditioner: A `[x x]`, one for all steps or one per step.
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
@@ -158,14 +150,10 @@ def kernel_gradient_descent(
 
     Args:
         weights: weights of the features `[x feature]`.
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: biases of the features, 0 by default.
         act_fn: activation of the features, such as "relu", "gelu", "square" or "cos".
         largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check convergence; None for none.
-
-    Warns:
-        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
     """
     step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     x_dim, n_features = weights.shape

@@ -20,9 +20,8 @@ from mechicl.algorithms.stepwise import (
     StepwiseAlgorithm,
 )
 from mechicl.algorithms.stepwise.copying import best_match
-from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.algorithms.stepwise.descent import DiscountedDescent, nearest
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge
-from mechicl.algorithms.stepwise.online import DiscountedDescent
 from mechicl.base.arguments import NonNegative, checked
 from mechicl.checkpoints import load
 from mechicl.constructions.copying import copy_then_gradient_descent

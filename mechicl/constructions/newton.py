@@ -33,11 +33,9 @@ def newton(
     its mov, mul and div layers.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         steps: number k of iterations.
         alpha: α, below `2 / λ_max²` of every context, with λ_max the largest eigenvalue of S.
         attention: "linear", or "relu", where each score takes a pair of heads.
-        largest_eigenvalue: λ_max on the intended prompts, to check that α converges; None for no check.
 
     Warns:
         DivergenceWarning: more than one iteration, and `alpha` is at least 2 / largest_eigenvalue².

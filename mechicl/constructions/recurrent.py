@@ -33,7 +33,6 @@ def online_gradient_descent(
     2.2, for DeltaNet as online gradient descent; Yang et al. 2025 for the gate.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a.
         discount: γ, the factor on the weights before each step (weight decay); with 1 the layer has no gate.
 
@@ -58,7 +57,6 @@ def recursive_least_squares(
     for any number of points. Source: von Oswald et al. 2025, section 3.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         penalty: λ, which does not decay.
         discount: γ; with 1 the layer has no gate.
 
@@ -83,7 +81,6 @@ def discounted_gradient_descent(
     for any number of points. Source: von Oswald et al. 2023, Proposition 1, with the decay of Yang et al. 2024.
 
     Args:
-        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the summed gradient.
         discount: γ; with 1 the layer is linear attention, without a gate.
     """

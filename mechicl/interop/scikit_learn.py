@@ -1,5 +1,6 @@
-"""Estimators of scikit-learn as learners, fitted to the context of each prompt."""
+"""Estimators of scikit-learn as learners, fitted to the context of each prompt; and others with `fit` and `predict`."""
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,11 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
 @checked
-def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False) -> "SklearnLearner":
+def from_sklearn(estimator: Any, *, probabilities: bool = False, n_jobs: int = 1, seed: int = 0) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
+
+    Any object with `fit(xs, ys)` and `predict(xs)` will do, so also those of TabPFN and TabICL. Consecutive prompts
+    with the same context, as those of `Tables.prompts`, share one fit.
 
     If the context is too short for the estimator (found by trying on the first prompt), the learner predicts the mean
     of the context's targets, or 0 without any. A classifier whose context has one class predicts it. Warnings of many
@@ -34,9 +38,10 @@ def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bo
     Args:
         estimator: a regressor, classifier, pipeline or search; it is copied for each fit, and for each of several
             targets.
+        probabilities: for targets with a column for each class (1 for the point's, else 0): fit a classifier to the
+            classes and return its `predict_proba`, `[prompt class]`; 0 for classes that the context lacks.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
-        progress: show a progress bar over fits.
 
     Returns:
         A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
@@ -44,8 +49,9 @@ def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bo
 
     Raises:
         ImportError: scikit-learn is not installed.
-        TypeError: estimator is a class, or has no `fit` and `predict`.
-        ValueError: when it predicts, if the estimator cannot be fitted to any number of points.
+        TypeError: estimator is a class, or has no `fit` and `predict` (or `predict_proba`).
+        ValueError: when it predicts, if the estimator cannot be fitted to any number of points, or with `probabilities`
+            the targets are not classes.
 
     Example:
         >>> from sklearn.linear_model import LassoCV
@@ -54,10 +60,11 @@ def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bo
         torch.Size([4, 1])
     """
     _import_sklearn()
-    if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", "predict", "get_params")):
+    method = "predict_proba" if probabilities else "predict"
+    if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", method)):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
-        raise TypeError(f"from_sklearn() takes an estimator with fit and predict, got {estimator!r}{hint}")
-    return SklearnLearner(estimator, n_jobs, seed, progress)
+        raise TypeError(f"from_sklearn() takes an estimator with fit and {method}, got {estimator!r}{hint}")
+    return SklearnLearner(estimator, n_jobs, seed, probabilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +74,7 @@ class SklearnLearner:
     estimator: Any
     n_jobs: int
     seed: int
-    progress: bool
+    probabilities: bool = False
 
     @property
     def name(self) -> str:
@@ -88,6 +95,8 @@ class SklearnLearner:
 
     def _predictions(self, prompts: Prompts, points: range) -> Tensor:
         xs, ys = (part.detach().cpu().double().numpy() for part in (prompts.xs, prompts.ys))
+        if self.probabilities and ((ys.sum(-1) != 1) | (ys.max(-1) != 1)).any():
+            raise ValueError("probabilities=True needs targets with a column for each class: 1 for the point's, else 0")
         predictions = np.zeros((len(prompts), len(points), prompts.y_dim))
         if len(prompts) == 0:
             return prompts.ys.new_zeros(predictions.shape)
@@ -102,7 +111,7 @@ class SklearnLearner:
         parts = [fits[i : i + FITS_AT_A_TIME] for i in range(0, len(fits), FITS_AT_A_TIME)]
         jobs = ((estimator, [(xs[row, :t], ys[row, :t], xs[row, t : t + 1]) for row, t in part]) for part in parts)
         seen: dict[type[Warning], list[str]] = {}
-        with progress_bar(unit="fit", total=len(fits), progress=self.progress) as bar:
+        with progress_bar(unit="fit", total=len(fits)) as bar:
             for part, (values, caught) in zip(parts, self._run(jobs), strict=True):
                 for (row, t), value in zip(part, values, strict=True):
                     predictions[row, t - points[0]] = value
@@ -141,11 +150,15 @@ class SklearnLearner:
 
     def _for_targets(self, y_dim: int) -> Any:
         """Return a copy with its seeds set; with one copy per target if the estimator takes only one."""
+        if self.probabilities:
+            return _ClassProbabilities(self._alone)
         return self._alone if y_dim == 1 or _takes_several_targets(self._alone) else self._for_each_target
 
     @cached_property
     def _alone(self) -> Any:
-        estimator = _import_sklearn().base.clone(self.estimator)
+        estimator = _copied(self.estimator)
+        if not hasattr(estimator, "get_params"):
+            return estimator
         parameters = estimator.get_params(deep=True)
         unseeded = [name for name in parameters if name.split("__")[-1] == "random_state" and parameters[name] is None]
         return estimator.set_params(**dict.fromkeys(unseeded, self.seed))
@@ -169,7 +182,34 @@ def _import_sklearn() -> Any:
 
 
 def _takes_several_targets(estimator: Any) -> bool:
-    return _import_sklearn().utils.get_tags(estimator).target_tags.multi_output
+    return _has_tags(estimator) and _import_sklearn().utils.get_tags(estimator).target_tags.multi_output
+
+
+def _has_tags(estimator: Any) -> bool:
+    return hasattr(estimator, "__sklearn_tags__")
+
+
+def _copied(estimator: Any) -> Any:
+    """Return an estimator that is not fitted: scikit-learn's clone, or a copy of an object of another kind."""
+    return _import_sklearn().base.clone(estimator) if hasattr(estimator, "get_params") else copy.deepcopy(estimator)
+
+
+class _ClassProbabilities:
+    """A classifier fitted to targets with a column for each class, whose predictions are probabilities of them."""
+
+    def __init__(self, classifier: Any):
+        self.classifier = classifier
+
+    def fit(self, xs: np.ndarray, ys: np.ndarray) -> "_ClassProbabilities":
+        self.width, self.present = ys.shape[1], np.flatnonzero(ys.any(0))
+        if len(self.present) > 1:
+            self.fitted = _copied(self.classifier).fit(xs, ys.argmax(1))
+        return self
+
+    def predict(self, xs: np.ndarray) -> np.ndarray:
+        shares = np.zeros((len(xs), self.width))
+        shares[:, self.present] = self.fitted.predict_proba(xs) if len(self.present) > 1 else 1.0
+        return shares
 
 
 def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
@@ -178,18 +218,31 @@ def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
 
     values, seen = [], []
     with threadpool_limits(1):  # several threads take longer for a small context
-        for fit in fits:
+        for xs, ys, queries in _sharing_contexts(fits):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                values.append(_fit_and_predict(estimator, *fit))
-            seen += {each.category: str(each.message).splitlines()[0] for each in reversed(caught)}.items()
+                values += [*_fit_and_predict(estimator, xs, ys, queries)]
+            first = {each.category: str(each.message).splitlines()[0] for each in reversed(caught)}
+            seen += [*first.items()] * len(queries)
     return values, seen
 
 
-def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
+def _sharing_contexts(fits: list[Any]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield contexts, each with the queries of consecutive fits that have it."""
+    start = 0
+    for i, (xs, ys, _) in enumerate(fits):
+        following = fits[i + 1][:2] if i + 1 < len(fits) else None
+        if following is None or not (np.array_equal(xs, following[0]) and np.array_equal(ys, following[1])):
+            yield xs, ys, np.concatenate([query for *_, query in fits[start : i + 1]])
+            start = i + 1
+
+
+def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, queries: np.ndarray) -> np.ndarray:
     sklearn = _import_sklearn()
-    if sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
-        return ys[0]
-    one = ys.shape[1] == 1 and sklearn.utils.get_tags(estimator).target_tags.single_output
-    fitted = sklearn.base.clone(estimator).fit(xs, ys[:, 0] if one else ys)
-    return np.asarray(fitted.predict(query), dtype=np.float64).reshape(ys.shape[1])
+    if _has_tags(estimator) and sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
+        return ys[:1].repeat(len(queries), axis=0)
+    one = ys.shape[1] == 1 and (not _has_tags(estimator) or sklearn.utils.get_tags(estimator).target_tags.single_output)
+    unfitted = _copied(estimator)
+    fitted = unfitted.fit(xs, ys[:, 0] if one else ys)
+    predicted = (unfitted if fitted is None else fitted).predict(queries)
+    return np.asarray(predicted, dtype=np.float64).reshape(len(queries), ys.shape[1])

@@ -1,20 +1,21 @@
-"""`build`: make a model of either architecture from its config."""
+"""`build`: make a model of any architecture from its config."""
 
 from typing import TYPE_CHECKING, Any
 
 from mechicl.base.arguments import checked
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
+from mechicl.models.tables import TableConfig, TableTransformer
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.hooked_transformer import HookedTransformer
 
 if TYPE_CHECKING:  # so that callers need not prove to a type checker which architecture theirs is
     ModelConfig = TransformerConfig | Any
-    """The config of either architecture."""
+    """The config of any architecture."""
     Model = HookedTransformer | Any
-    """A model of either architecture."""
+    """A model of any architecture."""
 else:
-    ModelConfig = TransformerConfig | LSTMConfig
-    Model = HookedTransformer | HookedLSTM
+    ModelConfig = TransformerConfig | LSTMConfig | TableConfig
+    Model = HookedTransformer | HookedLSTM | TableTransformer
 
 
 @checked
@@ -22,7 +23,8 @@ def build(cfg: ModelConfig, seed: int = 0) -> Model:
     """Make an untrained model from a config.
 
     Args:
-        cfg: a `TransformerConfig` for a `HookedTransformer`, or an `LSTMConfig` for a `HookedLSTM`.
+        cfg: a `TransformerConfig` for a `HookedTransformer`, an `LSTMConfig` for a `HookedLSTM`, or a `TableConfig` for
+            a `TableTransformer`.
 
     Returns:
         The model, on the config's device.
@@ -31,7 +33,8 @@ def build(cfg: ModelConfig, seed: int = 0) -> Model:
         >>> build(TransformerConfig(x_dim=3, n_context=8, n_layers=2), seed=1).cfg.n_layers
         2
     """
-    return HookedLSTM(cfg, seed=seed) if isinstance(cfg, LSTMConfig) else HookedTransformer(cfg, seed=seed)
+    kinds: dict[type, Any] = {LSTMConfig: HookedLSTM, TableConfig: TableTransformer}
+    return kinds.get(type(cfg), HookedTransformer)(cfg, seed=seed)
 
 
 def build_unfilled(cfg: ModelConfig) -> Model:
@@ -47,4 +50,6 @@ def outline(cfg: ModelConfig) -> Model:
 @checked
 def config_from_dict(data: dict[str, Any]) -> ModelConfig:
     """Make the config that a `to_dict` wrote; without an "architecture" it is a transformer's."""
+    if data.get("architecture") == "table":
+        return TableConfig.from_dict(data)
     return LSTMConfig.from_dict(data) if "architecture" in data else TransformerConfig.from_dict(data)

@@ -16,7 +16,7 @@ from mechicl.analysis import Identification, identify
 from mechicl.checkpoints import Study
 from mechicl.learners.learners import query_predictions
 from mechicl.models import PromptedModel, build
-from mechicl.reports.causes import interventions_as_text
+from mechicl.reports.causes import facts_on_interventions, interventions_as_text
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import heads_as_text
 from mechicl.reports.rows import Row
@@ -30,8 +30,7 @@ from mechicl.reports.verdict import (
     which_algorithm,
 )
 from mechicl.statistics import Interval, ratio_interval
-from mechicl.viz.behaviour import identified_filters
-from mechicl.viz.verdict import verdict_figure
+from mechicl.viz.behaviour import identified_filters, verdict_figure
 
 N_IDENTIFY = 1024  # prompts to fit families on, and to rank them on
 N_UNTRAINED = 256  # prompts for the untrained network
@@ -39,8 +38,8 @@ N_SNAPSHOT = 256  # prompts at each snapshot
 ALGORITHM_SEED = 5_000_003
 CORRELATIONAL = "these comparisons are correlational: no test interchanged states of the model and the algorithm"
 FAMILIES = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by the
-    squared distance of predictions on other prompts, relative to the model's squared predictions: 0 if they are equal,
-    1 for predicting 0."""
+    squared distance of predictions on other prompts, relative to the model's squared predictions: 0% if they are
+    equal, 100% for predicting 0."""
 FILTERS = """All these learners multiply the component of the targets along each eigenvector of S by a function of its
     eigenvalue. The line of 'any function of S' is free: piecewise linear between 20 knots."""
 
@@ -118,17 +117,17 @@ class AlgorithmQuestion:
         fitted = [(f"distance from {match.name}, fitted to the model", match) for match in identified.matches[:3]]
         for quantity, match in fitted:
             note = "share of the squared predictions" + ("; tied with the nearest" if identified.tied(match) else "")
-            rows.append(Row(quantity, None, identified.distance(match), "prompts", note))
+            rows.append(Row(quantity, None, identified.distance(match), "prompts", note, share=True))
         rows += [
             Row(f"distance from the best of {match.name}", None, identified.distance(match), "prompts",
-                "tuned on the task")
+                "tuned on the task", share=True)
             for match in identified.limits
         ]  # fmt: skip
         for match in [match for match in identified.matches if match.name in self.study.compare]:
             ratio = ratio_interval(match.squared_errors, identified.squared_errors)
             rows += [
                 Row(f"distance from {match.name}", None, identified.distance(match), "prompts",
-                    "share of the squared predictions"),
+                    "share of the squared predictions", share=True),
                 Row(f"squared error of {match.name} over the model's", None, ratio, "prompts"),
             ]  # fmt: skip
         sections = [
@@ -153,10 +152,14 @@ class AlgorithmQuestion:
         sentences["Do weights, causal tests and papers agree?"] = " ".join(filter(None, evidence))
         if gaps:
             sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."
-        picture = verdict_figure(self.identified, answer.match, answer.rivals, untrained=answer.numbers["untrained"],
-                                 over_training=self.over_training, near=NEAR)  # fmt: skip
+        untrained = answer.numbers["untrained"]
+        picture = verdict_figure(self.identified, answer.match, answer.rivals, untrained=untrained, near=NEAR)
         numbers = {**answer.numbers, "since_step": since, "seed": self.study.seeds[0], "chosen": self.study.chosen}
-        return Verdict(answer.headline, {title: words for title, words in sentences.items() if words}, picture, numbers)
+        sentences = {title: words for title, words in sentences.items() if words}
+        facts = [*answer.facts, *facts_on_interventions(comparison.rows)]
+        fingerprint = self.identified.fingerprint
+        kind = "" if fingerprint is None else f"Kind: {fingerprint.description.partition(';')[0]}."
+        return Verdict(answer.headline, sentences, picture, numbers, facts, kind)
 
 
 def _distance(predicted: Any, ours: Any) -> Interval:

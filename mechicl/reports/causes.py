@@ -57,7 +57,8 @@ def causal_part(
         name = each[0].hypothesis.removeprefix(COPYING)
         everyone = checkpoint if len(each) == len(checkpoint.models) else None
         note = "" if name == family else name
-        rows.append(over_models(EXPLAINED + family, [one.effects for one in each], everyone, note=note))
+        explained = over_models(EXPLAINED + family, [one.effects for one in each], everyone, note=note)
+        rows.append(replace(explained, share=True))
     standing = f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
     named = dict.fromkeys(test.hypothesis for each in tests for test in each.supported)
     rows.append(Row(STAND, None, standing, "seeds", "; ".join(named)))
@@ -66,7 +67,8 @@ def causal_part(
     kinds: tuple[InterchangeKind, ...] = ("exchange", "ablation")
     for kind in kinds:
         explained = [test.best.explained([kind]) for test in tests]
-        rows.append(over_models(f"effects of {kind}s explained by the best", explained, checkpoint))
+        row = over_models(f"effects of {kind}s explained by the best", explained, checkpoint)
+        rows.append(replace(row, share=True))
     for name in (*FLOWS, *LAYERWISE):
         moved = [_moved(test, name) for test in tests]
         rows += [
@@ -118,6 +120,13 @@ def interventions_as_text(rows: Sequence[Row]) -> str:
     if tested[1:]:
         shares += f", and the next candidate, {names[1]}, {tested[1]}"
     return f"Interventions were made in the model and in the algorithms: {shares}. {verdict}"
+
+
+def facts_on_interventions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the share of the interventions' effects that the best candidate explains; empty without such rows."""
+    best = next((row for row in rows if row.quantity.startswith(EXPLAINED)), None)
+    name = "" if best is None else best.note or best.quantity.removeprefix(EXPLAINED)
+    return [] if best is None else [(str(best), f"of the effects of interventions inside it are as in {name}")]
 
 
 def _capped(score: Interval) -> Interval:

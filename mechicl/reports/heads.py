@@ -11,7 +11,7 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import percent
 from mechicl.statistics import Interval, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 N_PROMPTS, N_FEWEST = 64, 8
 N_MEASURED = 256  # other prompts, on which the components chosen among many are measured
@@ -51,11 +51,13 @@ def no_model_parts(checkpoint: Models) -> str:
     return "" if checkpoint.task.n_context >= 2 else "labels are exchanged within a context of two points or more"
 
 
-def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[InterventionSweep, Section]:
-    """Replace each head's output by its mean."""
+def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[InterventionSweep, list[Section]]:
+    """Replace each head's output by its mean; the effects are drawn if there are several heads."""
     without = ablate(model, prompts, "z", **options)
+    if without.effect().shape[:-1].numel() == 1:
+        return without, []
     drawn = viz.patching_grid(without, title="Every head's output replaced by its mean")
-    return without, Section("What is lost without each head", ABLATION, drawn)
+    return without, [Section("What is lost without each head", ABLATION, drawn)]
 
 
 def restore_stream(
@@ -85,7 +87,7 @@ def measure_model_parts(
     stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
     heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
-    sections = [ablation, streams, Section("Which heads move them", HEADS_TEXT, drawn)]
+    sections = [*ablation, streams, Section("Which heads move them", HEADS_TEXT, drawn)]
 
     (cell,), tie = largest(without.effect().mean(-1).abs(), 1)
     ablated: dict[str, int] = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
@@ -103,7 +105,7 @@ def measure_model_parts(
         cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
         at = "the query" if "query" in labels[restored["pos"]] else f"position {labels[restored['pos']]}"
         note = f"{_head(restored)} at {at}, chosen on other prompts; exchanged labels cost {cost:.3g}"
-        rows.append(Row(RESTORED, None, again.recovered_interval(0, 0, 0), "prompts", note))
+        rows.append(Row(RESTORED, None, again.recovered_interval(0, 0, 0), "prompts", note, share=True))
     data = {
         "mean_ablation_of_heads": without.effect().mean(-1).tolist(),
         "resid_pre_recovered": stream.recovered().tolist(),

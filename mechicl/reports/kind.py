@@ -28,10 +28,11 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.history import history, no_history, strategies
-from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned, learner_phrase
+from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, explained_terms, has_learned, learner_phrase
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table
 
+NOT_COMPARED = "", "", ("", "")  # of a loss without baselines
 N_TRACED = 64  # prompts that heads are scored on at each snapshot
 
 
@@ -120,11 +121,11 @@ class Kind:
         return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
 
     @property
-    def learned(self) -> tuple[str, str]:
+    def learned(self) -> tuple[str, str, Fact]:
         """The loss of the opened model compared with baselines; see `has_learned`."""
         prompts = self.held_out
         if not isinstance(prompts, Prompts):
-            return "", ""
+            return NOT_COMPARED
         zero, averaging = prompts.query.ys.square().mean(-1), AlgorithmLearner(algorithms.averaging)
         baselines = {"predicting 0": zero, "averaging": squared_errors(averaging, prompts)[:, 0]}
         return has_learned(self.squared_errors[0], baselines)
@@ -147,7 +148,9 @@ class Kind:
         if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
             name = f"unexplained by {learner_phrase(question.answer.match.name)}"
-            found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
+            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(
+                steps, {name: 100 * distances.clamp(max=1)}
+            )
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input")
@@ -201,10 +204,11 @@ class Kind:
         verdict = Verdict("", {}, None, {"seed": self.study.seeds[0], "chosen": self.study.chosen})
         if self.opens in measured | self._missing.keys():
             verdict = self.verdict(comparison)
-        headline, learned = self.learned
+        headline, learned, fact = self.learned
         headline = ". ".join(filter(None, (headline, verdict.headline))) or learned.partition(":")[0] or self.title
         sentences = {**({"Has it learned the task?": learned} if learned else {}), **verdict.sentences}
-        verdict = replace(verdict, headline=headline, sentences=sentences)
+        facts = [*verdict.facts, *([fact] if learned else [])]
+        verdict = replace(verdict, headline=headline, sentences=sentences, facts=facts)
         left_out = self._missing | {
             part.name: "not among the requested sections" if sections is not None else self._slow[part.name]
             for part in self.parts
@@ -222,7 +226,7 @@ class Kind:
         words = [comparison.lead, *verdict.sentences.values(), *(row.quantity + row.note for row in comparison.rows)]
         words += [f"{section.title} {section.words}" for section in comparison.sections]
         terms = replace(comparison, sections=[*comparison.sections, explained_terms(" ".join(words))])
-        return terms.write(out, name, opening=verdict.section())
+        return terms.write(out, name, opening=verdict.named(self.study.name).section())
 
     def learning(self, words: str, references: dict[str, float], *, log_x: bool = False) -> list[Section]:
         """Draw the learning curve of the record, with losses of reference learners; none if there is no curve."""

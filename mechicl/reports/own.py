@@ -122,8 +122,8 @@ def _heads(kind: "Own") -> Measured:
     if not no_model_parts(kind.study):
         return [], [], {}
     prompts = kind.study.task.sample(N_PATCHED, seed=kind.seed + 4)
-    without, section = ablate_heads(kind.study.model, prompts, progress=kind.progress)
-    return [], [section], {"mean_ablation_of_heads": without.effect().mean(-1).tolist()}
+    without, sections = ablate_heads(kind.study.model, prompts, progress=kind.progress)
+    return [], sections, {"mean_ablation_of_heads": without.effect().mean(-1).tolist()}
 
 
 class Own(Kind):

@@ -38,6 +38,7 @@ class Row:
         agrees: True if the paper is right; None where `published` is None, or a number that is compared by `equal`.
         source: the key in sources.bib of the paper that published it.
         section: title of the section that shows it.
+        share: True for a share of something, which is shown in percent.
     """
 
     quantity: str
@@ -48,6 +49,7 @@ class Row:
     agrees: bool | None = None
     source: str = ""
     section: str = ""
+    share: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, undefined=True)
@@ -62,7 +64,9 @@ class Row:
 
     def __str__(self) -> str:
         """Return the measured value alone."""
-        return self.measured if isinstance(self.measured, str) else as_text(self.measured)
+        if isinstance(self.measured, str):
+            return self.measured
+        return percent(self.measured) if self.share else as_text(self.measured)
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -88,12 +92,12 @@ class Row:
         return self.measured.n
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as plain data, without empty sources and sections."""
+        """Return the row as plain data, without fields that have their defaults."""
         saved = asdict(self)
         del saved["agrees"]
         if isinstance(self.measured, Interval) and self.measured.middle == "mean":
             del saved["measured"]["middle"]
-        return {name: value for name, value in saved.items() if value or name not in ("source", "section")}
+        return {name: value for name, value in saved.items() if value or name not in ("source", "section", "share")}
 
     @classmethod
     @checked
@@ -238,3 +242,20 @@ def as_text(value: Interval | float) -> str:
             return f"{whole} (to rounding)" if whole else "rounding"
         return f"{whole}"
     return f"{value.mean:.6g}" if value.half_width < ROW_ROUNDING * abs(value.mean) else str(value)
+
+
+def percent(value: Interval | float) -> str:
+    """Format a share in percent, with half the width of its interval."""
+    mean = value.mean if isinstance(value, Interval) else value
+    if isinstance(value, Interval) and value.cut:
+        return f"{mean:.0%} ({value.low:.0%} to {value.high:.0%})"
+    if abs(mean) < 1e-9:
+        return "0% (to rounding)"
+    if mean > 10:
+        return "more than 1,000%"
+    large = abs(mean) >= 0.1
+    number = f"{100 * mean:.0f}%" if large else f"{100 * mean:.2g}%"
+    half = value.half_width if isinstance(value, Interval) else 0.0
+    if not half > 0 or (large and half < 0.005):
+        return number
+    return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"

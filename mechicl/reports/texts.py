@@ -21,15 +21,15 @@ from mechicl.analysis.finetuning.text_tasks import TaskStudy
 from mechicl.checkpoints.study import Models
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import metric_rows
-from mechicl.reports.kind import Kind, Part
+from mechicl.reports.kind import NOT_COMPARED, Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NOT_TESTED, Verdict, has_learned, percent
+from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, has_learned
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
 TEXTS_SEED = 2_000_003
 N_CHOOSING = 25  # queries of each task to choose fine-tuning by
-PICTURE = "Do they change the same?"
+PICTURE = "What demonstrations do"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
 _WORDS = {
@@ -80,18 +80,18 @@ def _rows(kind: "Texts") -> list[Row]:
     first, models = kind.together["fine-tuned"], kind.study.models
     gain = first.in_context_score - first.zero_shot_score
     rows = [
-        Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks"),
-        Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries"),
-        Row("accuracy gained by demonstrations", None, interval(gain), "queries"),
+        Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", share=True),
+        Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries", share=True),
+        Row("accuracy gained by demonstrations", None, interval(gain), "queries", share=True),
     ]
     if len(models) > 1:
         gains = torch.tensor([_gain(model, kind.texts) for model in models])
-        rows.append(Row("accuracy gained by demonstrations, all seeds", None, interval(gains), "seeds"))
+        rows.append(Row("accuracy gained by demonstrations, all seeds", None, interval(gains), "seeds", share=True))
     for name, comparison in kind.together.items():
         words = "of the queries that fine-tuning gets right"
         rows += [
-            Row(f"accuracy, {name}", None, interval(comparison.finetuned_score), "queries"),
-            Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", words),
+            Row(f"accuracy, {name}", None, interval(comparison.finetuned_score), "queries", share=True),
+            Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", words, share=True),
             *metric_rows(comparison, name, "queries"),
         ]
     ranks = first.intervals()["random_rank_correlation"]
@@ -129,9 +129,9 @@ def _figures(kind: "Texts", by_shots: dict[str, list[Interval]], numbers: list[i
     heads = viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=TEXTS_SEED), "Scores of heads")
     return [
         *sections,
-        Section("What demonstrations do", _WORDS["shots"], lines),
+        Section(PICTURE, _WORDS["shots"], lines),
         Section("Three settings", _WORDS["settings"], viz.settings_figure(scores, chance=chance)),
-        Section(PICTURE, _WORDS["updates"], viz.update_similarity_figure(together)),
+        Section("Do they change the same?", _WORDS["updates"], viz.update_similarity_figure(together)),
         Section("Do they attend alike?", _WORDS["maps"], viz.map_similarity_figure(together)),
         Section("Head by head", _WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
         Section("What the heads do", _WORDS["scores"], heads),
@@ -175,10 +175,10 @@ class Texts(Kind):
         }
 
     @property
-    def learned(self) -> tuple[str, str]:
+    def learned(self) -> tuple[str, str, Fact]:
         """The share of wrong answers after demonstrations compared with that of guessing."""
         if not self.chosen(self.sections):
-            return "", ""
+            return NOT_COMPARED
         queries = [texts.queries for texts in self.texts.values()]
         n_classes = torch.tensor([part.task.n_classes for part in queries for _ in part.labels]).double()
         wrong = 1 - self.together["fine-tuned"].in_context_score
@@ -197,7 +197,7 @@ class Texts(Kind):
             f"instead, without reading them, it reaches {rows['accuracy, fine-tuned']}.",
             "Is reading like fine-tuning?": f"The changes that both make to the attention layers' outputs are "
             f"{kind if above else 'no more alike than by chance'}: their cosine is {alike}, and {random} for random "
-            f"changes. Reading gets {percent(rows['Rec2FTP, fine-tuned'].ends[1])} of the queries right that "
+            f"changes. Reading gets {rows['Rec2FTP, fine-tuned']} of the queries right that "
             "fine-tuning gets right. Such similarity is not evidence that reading runs gradient descent.",
             NOT_TESTED: "No activation was patched or ablated. "
             + ("No snapshots were saved." if study.snapshots is None else "Earlier snapshots were not fine-tuned."),
@@ -206,4 +206,11 @@ class Texts(Kind):
         numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
                    "chosen": study.chosen}  # fmt: skip
         headline = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
-        return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers)
+        facts = [
+            (str(rows["accuracy after demonstrations"]), "accuracy after demonstrations; "
+             f"{rows['accuracy without demonstrations']} without them"),
+            (str(rows["accuracy, fine-tuned"]), "accuracy if it is fine-tuned on them instead of reading them"),
+            (str(alike), f"cosine between the changes inside that reading and fine-tuning make; {random} for random "
+             "changes"),
+        ]  # fmt: skip
+        return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers, facts)

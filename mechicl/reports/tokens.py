@@ -31,10 +31,10 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.history import strategies
 from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers, has_learned
+from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, agreement_with_papers, has_learned
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
-from mechicl.viz.verdict import score_bars
+from mechicl.viz.behaviour import score_bars
 
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32
@@ -71,7 +71,7 @@ def _learning(kind: "Tokens") -> Measured:
     over = "seeds" if len(losses) > 1 else ""
     rows = [
         Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
-        Row(RIGHT, None, _over_seeds(torch.stack(right)), over),
+        Row(RIGHT, None, _over_seeds(torch.stack(right)), over, share=True),
     ]
     if kind.formed is None:
         return rows, [], {}
@@ -134,11 +134,11 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
         Row("loss of the circuit alone (nats)", None, interval(circuit.edges_alone), "prompts",
             f"all else cut; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} with everything cut"),
         Row(FAITHFUL, None, circuit.faithfulness(), "prompts",
-            "share of the improvement by all heads that it keeps, on other sequences"),
+            "share of the improvement by all heads that it keeps, on other sequences", share=True),
     ]  # fmt: skip
     if not everything:
         words = "share of the improvement by all heads that is lost without its heads"
-        rows.append(Row("completeness of the circuit", None, circuit.completeness(), "prompts", words))
+        rows.append(Row("completeness of the circuit", None, circuit.completeness(), "prompts", words, share=True))
     return rows
 
 
@@ -207,7 +207,7 @@ class Tokens(Kind):
         return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
 
     @property
-    def learned(self) -> tuple[str, str]:
+    def learned(self) -> tuple[str, str, Fact]:
         """The cross entropy of the opened model compared with that of guessing or of the weaker reference learners."""
         sequences, task = self.held_out, self.study.task
         (learner,) = named_token_learners([self.study.model]).values()
@@ -269,16 +269,23 @@ class Tokens(Kind):
         if agreement := " ".join(filter(None, (*evidence, agreement_with_papers(comparison.rows)))):
             sentences["Do causal tests and papers agree?"] = agreement
         sentences |= {NOT_TESTED: " ".join(gaps)} if gaps else {}
-        if self.formed is not None:
-            picture = viz.heads_during_training(study.record["curve"], self.formed, "When heads form")
-        else:
-            lines = {"highest of any head": [values[2] for values in best.values()],
-                     "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
-            names = [n.replace("_", " ") for n in best]
-            picture = score_bars("Scores of heads", "share of attention", names, lines)
+        lines = {"highest of any head": [values[2] for values in best.values()],
+                 "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
+        picture = score_bars("What the heads attend to", "share of attention", [*map(_task_of_head, best)], lines)
+        facts = [(f"{induction:.0%}", f"of {name}'s attention goes to the token after an earlier occurrence of the "
+                  f"current one; {chance:.0%} if attention were uniform")]  # fmt: skip
+        if FAITHFUL in rows:
+            verb = "confirms" if rows[FAITHFUL].ends[0] > 0.5 else "does not confirm"
+            kept = f"of the loss's improvement by all heads remains with only {rows[NODES]}: ablation {verb} the scores"
+            facts.append((str(rows[FAITHFUL]), kept))
         numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
-        return Verdict(headline, sentences, picture, numbers)
+        return Verdict(headline, sentences, picture, numbers, facts)
+
+
+def _task_of_head(score: str) -> str:
+    return {"previous_token": "the token before", "duplicate_token": "the same token earlier",
+            "induction": "the token after that one"}.get(score, score.replace("_", " "))  # fmt: skip
 
 
 def _since(formed: HeadsOverTraining) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -14,8 +14,8 @@ from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
 from mechicl.analysis.behaviour.families import NONE, FamilyMatch
 from mechicl.reports.published import authors_and_year, read_sources
-from mechicl.reports.rows import Row
-from mechicl.statistics import Interval, ratio_interval
+from mechicl.reports.rows import Row, percent
+from mechicl.statistics import ratio_interval
 from mechicl.viz.page import Section, text
 
 NEAR = 0.05
@@ -32,6 +32,10 @@ REFERENCES = {  # names of tasks' reference learners, as sentences have them
 }  # fmt: skip
 SPREAD = "\u00a0±\u00a0"  # keeps an interval on one line
 NOT_TESTED = "What was not tested?"
+NO_GAPS = "Tasks and prompts of other distributions than those on this page."
+N_FACTS = 3
+Fact = tuple[str, str]
+"""A value, and what it is the value of."""
 Nearness = Literal["like", "nearest", "none"]
 
 TERMS = {  # pattern in the page's text: the term and its explanation
@@ -78,14 +82,28 @@ class Verdict:
     sentences: dict[str, str]  # answers by question, such as "Which algorithm?"
     picture: go.Figure | None = None  # the figure that shows the first answer
     numbers: dict[str, Any] = field(default_factory=dict)  # the numbers behind the sentences, as plain data
+    facts: Sequence[Fact] = ()  # the first three are next to the picture
+    kind: str = ""  # a sentence on the kind of learner
+
+    def named(self, name: str) -> "Verdict":
+        """Name the model in the headline, which a reader sees alone."""
+        return replace(self, headline=re.sub(r"\b[Ii]t\b", name, self.headline, count=1))
 
     def section(self) -> Section:
-        """Return the verdict as the first section of a page."""
+        """Return a page's first screen: the answer, a picture, three facts, what was not tested, and folded text."""
         words = "".join(
             f"<p><b>{text(title)}</b> {text(answer.replace(' ± ', SPREAD))}</p>"
             for title, answer in self.sentences.items()
         )
-        return Section(self.headline, "", [words] if self.picture is None else [words, self.picture])
+        facts = "".join(
+            f"<div><dt>{text(value.replace(' ± ', SPREAD))}</dt><dd>{text(meaning)}</dd></div>"
+            for value, meaning in self.facts[:N_FACTS]
+        )
+        gaps = self.sentences.get(NOT_TESTED, NO_GAPS)
+        rest = f'</div><dl class="facts">{facts}</dl></div><p class="note"><b>Not tested:</b> {text(gaps)}</p>'
+        rest += f"<details><summary>The answer in full</summary>{words}</details>"
+        picture = [] if self.picture is None else [self.picture]
+        return Section(self.headline, self.kind, ['<div class="first"><div>', *picture, rest])
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,23 +116,7 @@ class Answer:
     rivals: list[FamilyMatch]  # other algorithms that fit equally well on these prompts
     words: str  # the answer as sentences
     numbers: dict[str, Any]  # behind it
-
-
-def percent(value: Interval | float) -> str:
-    """Format a share in percent, with half the width of its interval."""
-    mean = value.mean if isinstance(value, Interval) else value
-    if isinstance(value, Interval) and value.cut:
-        return f"{mean:.0%} ({value.low:.0%} to {value.high:.0%})"
-    if abs(mean) < 1e-9:
-        return "0% (to rounding)"
-    if mean > 10:
-        return "more than 1,000%"
-    large = abs(mean) >= 0.1
-    number = f"{100 * mean:.0f}%" if large else f"{100 * mean:.2g}%"
-    half = value.half_width if isinstance(value, Interval) else 0.0
-    if not half > 0 or (large and half < 0.005):
-        return number
-    return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"
+    facts: list[Fact]  # the distance from it, and the confidence
 
 
 def learner_phrase(name: str) -> str:
@@ -124,19 +126,22 @@ def learner_phrase(name: str) -> str:
 
 def has_learned(
     errors: Float[Tensor, "prompt"], baselines: Mapping[str, Float[Tensor, "prompt"]], loss: str = "squared error"
-) -> tuple[str, str]:
-    """Compare a model's losses with those of baselines, the weakest first: a headline and a sentence.
+) -> tuple[str, str, Fact]:
+    """Compare a model's losses with those of baselines, the weakest first: a headline, a sentence, and a fact.
 
     The headline is empty if the model is better than all of them, by 95% intervals over prompts.
     """
     ratios = {name: ratio_interval(errors.double(), values.double()) for name, values in baselines.items()}
     words = " and ".join(f"{percent(ratio)} of that of {name}" for name, ratio in ratios.items())
+    (name, first), *others = ratios.items()
+    next_to = [f"of the {loss} of {name}", *(f"{percent(ratio)} of that of {other}" for other, ratio in others)]
+    fact = percent(first), "; ".join(next_to)
     for name, ratio in ratios.items():
         if not ratio.high < 1:
             extent = "Not" if name == next(iter(ratios)) else "Barely"
             headline = f"{extent} learned: {'worse than' if ratio.low > 1 else 'not measurably better than'} {name}"
-            return headline, f"{headline}. Its {loss} is {words}."
-    return "", f"It has learned the task: its {loss} is {words}."
+            return headline, f"{headline}. Its {loss} is {words}.", fact
+    return "", f"It has learned the task: its {loss} is {words}.", fact
 
 
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
@@ -214,7 +219,12 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         "untrained": untrained,
         "n_prompts": distance.n,
     }
-    return Answer(headline, nearness, match, rivals, " ".join(words), numbers)
+    unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
+    more = f" ({learner_phrase(unlike.name)}: {percent(identified.distance(unlike).mean)})" if unlike else ""
+    belief = "that it is none of the algorithms tried" if not is_named else "in the name of its family of algorithms"
+    share = f"of its predictions unexplained by {name}{more}"
+    facts = [(percent(distance), share), (sure, f"confidence {belief}")]
+    return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)
 
 
 def since_when(

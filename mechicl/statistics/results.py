@@ -1,7 +1,8 @@
-"""The base of every result: per-prompt or per-seed tensors, with intervals, tables and files that they share."""
+"""The base of every result, with intervals, tables and files of per-prompt tensors; and lists of the largest values."""
 
 import dataclasses
 import html
+import inspect
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,13 +10,13 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import read_json, write_json
 from mechicl.base.tensor_files import read_tensors, write_tensors
+from mechicl.base.warning import warn
 from mechicl.statistics.intervals import UNBOUNDED, Interval, interval, is_share
 from mechicl.statistics.storage import decode, encode, storable
 
@@ -43,7 +44,12 @@ class Result:
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Check the arguments of the subclass's public methods, and let files contain its objects."""
         super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            public = name[0] != "_" and inspect.isfunction(member) and len(inspect.signature(member).parameters) > 1
+            if public and not getattr(member, "is_checked", False):
+                setattr(cls, name, checked(member))
         storable(cls)
 
     def __post_init__(self) -> None:
@@ -84,8 +90,8 @@ class Result:
         return self._ready() | means
 
     @checked
-    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Return a table of the measurements.
+    def to_dataframe(self, level: float = 0.95) -> Any:
+        """Return a table of the measurements, a pandas DataFrame.
 
         Args:
             level: confidence level of the intervals.
@@ -95,6 +101,8 @@ class Result:
             and for each quantity its mean over samples, "NAME_low" and "NAME_high". Otherwise one row a sample and one
             column a quantity, or a column an entry, `name[0,1]`; NaN where a quantity has fewer samples than another.
         """
+        import pandas as pd  # takes half a second
+
         samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}
         if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):
@@ -258,3 +266,19 @@ def _dimensions(annotation: Any) -> tuple[str, ...]:
         annotation = next((kind for kind in get_args(annotation) if hasattr(kind, "dim_str")), None)
     names = str(getattr(annotation, "dim_str", "")).split()
     return () if any(name.startswith(("*", ".")) for name in names) else tuple(names)
+
+
+def largest(values: Any, n: int, warn_of: str = "") -> tuple[list[int], str]:
+    """Return the indices of the `n` largest entries, largest first and NaN last, and a note on ties with the last one.
+
+    The note is empty unless entries that are left out equal the last one of the list. Equal entries keep their order.
+    With the name of the entries in `warn_of`, the note is also a warning.
+    """
+    values = values if isinstance(values, torch.Tensor) else torch.tensor(values)
+    flat = values.detach().cpu().double().flatten().nan_to_num(-math.inf, math.inf, -math.inf)
+    order = flat.argsort(descending=True, stable=True)
+    tied = int((flat[order[n:]] == flat[order[n - 1]]).sum()) if 0 < n < len(flat) else 0
+    note = f"{tied} more tie with the last of these {n}" if tied else ""
+    if note and warn_of:
+        warn(f"the strongest {warn_of} are cut inside a tie, and the first in order are taken: {note}")
+    return order[:n].tolist(), note

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from loky import ProcessPoolExecutor
-from loky.process_executor import BrokenProcessPool
 
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.work import Orders, Outcome, end_with, work
@@ -29,12 +27,13 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
     if n_workers == 1:
         yield lambda cells: ((cell, work(orders, cell)) for cell in cells)
         return
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
     try:
         pickled = cloudpickle.dumps(orders)
     except Exception as error:
-        raise TypeError(
-            f"a measure cannot be sent to other processes ({error}): use workers=1, or a function of a module"
-        ) from error
+        raise TypeError(f"a measure cannot be pickled ({error}): use workers=1, or a function of a module") from error
     options: Any = {"env": {"OMP_WAIT_POLICY": "passive"}, "initializer": _begin, "initargs": (os.getpid(),)}
     idle: list[ProcessPoolExecutor] = []  # pools of one process each, so that a death identifies its cell
     running: dict[Future[Outcome], tuple[ProcessPoolExecutor, SweepCell]] = {}

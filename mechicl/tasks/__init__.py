@@ -9,9 +9,10 @@ records.
 """
 
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
-from mechicl.tasks.changing import AssociativeRecall, DriftingRegression
 from mechicl.tasks.function_classes import (
+    AssociativeRecall,
     DecisionTrees,
+    DriftingRegression,
     LogisticRegression,
     MixedRegression,
     QuadraticRegression,
@@ -24,14 +25,14 @@ from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_dict
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, TokenDistribution
-from mechicl.tasks.token_sequences import MarkovChains, RepeatedTokens
+from mechicl.tasks.tables import TableClassification, TableRegression
+from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
-from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
 
 __all__ = [
     "AnyTask", "AssociativeRecall", "BallsAndUrns", "Conjunctions", "DecisionTrees", "DriftingRegression", "FixedTasks",
     "GaussianClusters", "GraphTracing", "LinearRegression", "LogisticRegression", "MarkovChains", "MixedRegression",
     "Parities", "PromptDistribution", "QuadraticRegression", "RandomTensors", "ReluNetworks", "RepeatedTokens",
-    "SineRegression", "SparseLinearRegression", "Task", "TaskPool", "TokenDistribution", "TopicClassification",
-    "register", "task_from_dict", "task_to_dict",
+    "SineRegression", "SparseLinearRegression", "TableClassification", "TableRegression", "Task", "TaskPool",
+    "TokenDistribution", "TopicClassification", "register", "task_from_dict", "task_to_dict",
 ]  # fmt: skip

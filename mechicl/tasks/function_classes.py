@@ -1,15 +1,15 @@
-"""Functions of one target: sparse and quadratic ones, networks, trees, two classes, mixed noise levels, sine waves."""
+"""Functions of one target: sparse, quadratic and drifting ones, networks, trees, two classes, sine waves, recall."""
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, between, check_fields
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_active_dims, noise_text
 
@@ -117,10 +117,7 @@ class QuadraticRegression(NoisyPoints):
     `sample(n, seed=...)` draws `Prompts`, one function each. Source: the authors' code of Garg et al. 2022.
 
     Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
-        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
+        x_dim, n_context, active_dims, noise_std: as for `SparseLinearRegression`.
     """
 
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
@@ -136,10 +133,7 @@ class ReluNetworks(NoisyPoints):
     inputs, 100 points).
 
     Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
-        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
+        x_dim, n_context, active_dims, noise_std: as for `SparseLinearRegression`.
         n_hidden: number of hidden units, r.
     """
 
@@ -159,10 +153,7 @@ class DecisionTrees(NoisyPoints):
     points).
 
     Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
-        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
+        x_dim, n_context, active_dims, noise_std: as for `SparseLinearRegression`.
         depth: number of inner nodes on the way to a leaf.
     """
 
@@ -187,9 +178,7 @@ class LogisticRegression(GaussianPoints):
     are the sign of `x w`.
 
     Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        x_dim, n_context, active_dims: as for `SparseLinearRegression`.
         weight_scale: standard deviation of the weights w.
         labels: "sampled" draws each label with that probability; "sign" takes the sign of `x w`.
 
@@ -217,9 +206,7 @@ class MixedRegression(GaussianPoints):
     dimensions, 40 points.
 
     Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        x_dim, n_context, active_dims: as for `SparseLinearRegression`.
         noise_stds: standard deviations of the label noise, one for each setting; all settings are equally likely.
         weight_stds: standard deviations of the weights, one for each setting, or one for all; by default 1/√x_dim.
 
@@ -306,3 +293,64 @@ class SineRegression(PromptDistribution):
         amplitude = between(self.amplitude_range, key)
         other_key = key if self.amplitude_phase == "one_key" else random.uniform(n_prompts, 1, 1)
         return Prompts(xs, amplitude * torch.sin(xs + between(self.phase_range, other_key)))
+
+
+@dataclass(frozen=True, repr=False)
+class DriftingRegression(NoisyPoints):
+    """Linear functions whose weights take a random walk along the prompt, so that old points mislead.
+
+    `w_t = √(1 - ρ) w_{t-1} + √ρ e_t` with standard normal `w_0` and e, so the weights' variance stays 1. The query has
+    the last weights. `sample(n, seed=...)` draws `Prompts`.
+
+    Source: Haykin 2002, chapter 14 (tracking a random walk).
+
+    Attributes:
+        x_dim, n_context, active_dims, noise_std: as for `SparseLinearRegression`.
+        renewed: ρ, the share of the weights' variance that is new at each point.
+
+    Example:
+        >>> DriftingRegression(x_dim=5, n_context=20, renewed=0.1).sample(3, seed=0).ys.shape
+        torch.Size([3, 21, 1])
+    """
+
+    n_context: Natural = 20
+    renewed: Annotated[float, between(0, 1)] = 0.05
+
+    def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
+        steps = random.normal(*xs.shape)
+        weights = [steps[:, 0]]
+        for t in range(1, xs.shape[1]):
+            weights.append((1 - self.renewed) ** 0.5 * weights[-1] + self.renewed**0.5 * steps[:, t])
+        return (xs * torch.stack(weights, dim=1)).sum(-1)
+
+
+@dataclass(frozen=True, repr=False)
+class AssociativeRecall(GaussianInputs):
+    """Pairs of random inputs and unrelated targets that come again: the query is one of the context's inputs.
+
+    Each prompt has `n_keys` standard normal inputs, each with a target from N(0, 1). Every point is one of these pairs,
+    drawn with replacement, and the query is one that the context contains. `sample(n, seed=...)` draws `Prompts`.
+
+    Source: Arora et al. 2023, whose keys and values are tokens.
+
+    Attributes:
+        x_dim, n_context, active_dims: as for `SparseLinearRegression`.
+        n_keys: number of pairs in a prompt.
+
+    Example:
+        >>> AssociativeRecall(x_dim=5, n_context=20, n_keys=8).sample(3, seed=0).xs.shape
+        torch.Size([3, 21, 5])
+    """
+
+    n_context: Natural = 20
+    n_keys: Count = 8
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        n = self.n_context
+        keys, values = random.normal(n_prompts, self.n_keys, self.x_dim), random.normal(n_prompts, self.n_keys, 1)
+        keys[..., self.n_active :] = 0
+        chosen = random.integers(0, self.n_keys, n_prompts, n + 1)
+        if n:  # the query's pair is that of a random point
+            chosen[:, -1:] = chosen.gather(1, random.integers(0, n, n_prompts, 1))
+        xs, ys = (pairs.gather(1, chosen[..., None].expand(-1, -1, pairs.shape[-1])) for pairs in (keys, values))
+        return Prompts(xs, ys)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from mechicl.base.arguments import checked
 from mechicl.base.files import json_bytes
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
-from mechicl.tasks.changing import AssociativeRecall, DriftingRegression
 from mechicl.tasks.function_classes import (
+    AssociativeRecall,
     DecisionTrees,
+    DriftingRegression,
     LogisticRegression,
     MixedRegression,
     QuadraticRegression,
@@ -21,32 +22,16 @@ from mechicl.tasks.gaussian_clusters import GaussianClusters
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.sampling import Distribution, Task, TokenDistribution
-from mechicl.tasks.token_sequences import MarkovChains, RepeatedTokens
+from mechicl.tasks.tables import TableClassification, TableRegression
+from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
-from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
 
 KINDS = (
-    LinearRegression,
-    SineRegression,
-    FixedTasks,
-    TaskPool,
-    MixedRegression,
-    SparseLinearRegression,
-    QuadraticRegression,
-    ReluNetworks,
-    DecisionTrees,
-    LogisticRegression,
-    RepeatedTokens,
-    TopicClassification,
-    MarkovChains,
-    BallsAndUrns,
-    GraphTracing,
-    Conjunctions,
-    Parities,
-    GaussianClusters,
-    DriftingRegression,
-    AssociativeRecall,
-)
+    LinearRegression, SineRegression, FixedTasks, TaskPool, MixedRegression, SparseLinearRegression,
+    QuadraticRegression, ReluNetworks, DecisionTrees, LogisticRegression, RepeatedTokens, TopicClassification,
+    MarkovChains, BallsAndUrns, GraphTracing, Conjunctions, Parities, GaussianClusters, DriftingRegression,
+    AssociativeRecall, TableRegression, TableClassification,
+)  # fmt: skip
 """The library's own kinds of tasks."""
 
 if TYPE_CHECKING:  # callers know the kind of their task, and need not prove it to a type checker

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import torch
-from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
-from datasets.exceptions import DatasetsError
 
 from mechicl.base.arguments import Count, checked
 from mechicl.base.files import check_file, check_text
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
+
+if TYPE_CHECKING:
+    import datasets
 
 _MOST_BYTES = 2**30
 """Largest file of texts that is read."""
@@ -38,14 +38,14 @@ def load_texts(
             their texts; the others are downloaded.
         split: split of the data set, such as "train"; ignored for a file, or a folder with one data set.
         source: where to read the texts instead of the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder
-            written by `save_to_disk` of `datasets`. Labels are class indices, or the label words in any case. In .csv
-            and .tsv a quoted field may contain the separator, and texts such as "NA" stay texts.
+            written by `save_to_disk` of `datasets`, or a copy of the data set's repository on the hub. Labels are class
+            indices, or the label words in any case. In .csv and .tsv a quoted field may contain the separator, and
+            texts such as "NA" stay texts.
         n_texts: number of texts, a random subset; all by default. A rule-made task makes this many, by default 512.
         seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
 
     Returns:
-        A `LabelledTexts`: `texts` (for each example a mapping of column to text), `labels` (their class indices) and
-        `task`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
+        A `LabelledTexts`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
 
     Raises:
         ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing or
@@ -81,7 +81,10 @@ def _rule_made(task: TextTask, split: str, n_texts: int, seed: int) -> LabelledT
     return LabelledTexts(task, tuple({column: text} for text in texts), tuple(labels))
 
 
-def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
+def _from_hub(task: TextTask, split: str) -> "datasets.Dataset":
+    import datasets
+    from datasets.exceptions import DatasetsError
+
     assert task.hub is not None
     try:
         return datasets.load_dataset(task.hub, task.subset, split=split)
@@ -92,11 +95,14 @@ def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
         ) from error
 
 
-def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
+def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset":
+    import datasets
+    from datasets.exceptions import DatasetsError
+
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
-        return _from_folder(split, source)
+        return _from_folder(task, split, source)
     # texts such as "NA" or "12" stay texts, and only an empty label is missing
     csv: dict[str, Any] = {
         "converters": dict.fromkeys(task.columns, str),
@@ -124,11 +130,13 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
             raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
-def _from_folder(split: str, folder: Path) -> datasets.Dataset:
+def _from_folder(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
+    import datasets
+
     try:
         saved = datasets.load_from_disk(str(folder))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} is not a folder that save_to_disk of datasets wrote") from error
+    except FileNotFoundError:
+        return _from_copy(task, split, folder)
     if isinstance(saved, datasets.Dataset):
         return saved
     if split not in saved:
@@ -136,7 +144,24 @@ def _from_folder(split: str, folder: Path) -> datasets.Dataset:
     return saved[split]
 
 
-def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: int | None, seed: int) -> LabelledTexts:
+def _from_copy(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
+    """Read a copy of a repository of the hub; its subset is the task's."""
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            return datasets.load_dataset(str(folder), task.subset, split=split, cache_dir=cache, keep_in_memory=True)
+        except (DatasetsError, OSError, ValueError) as error:
+            raise ValueError(
+                f"{folder} is neither a folder that save_to_disk of datasets wrote, nor a copy of the hub's repository "
+                f"{task.hub} with the split {split!r} ({_first_line(error)})"
+            ) from error
+
+
+def _examples(
+    task: TextTask, dataset: "datasets.Dataset", origin: str, n_texts: int | None, seed: int
+) -> LabelledTexts:
     columns = [*task.columns, task.label_column]
     if absent := [column for column in columns if column not in dataset.column_names]:
         raise ValueError(
@@ -179,6 +204,9 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
+    import datasets
+    from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
+
     # the library warns if this contradicts its environment variable
     if HF_DATASETS_DISABLE_PROGRESS_BARS is not None or datasets.are_progress_bars_disabled():
         yield

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
-from mechicl.models import PromptedModel
+from mechicl.models import PromptedModel, TableTransformer
 from mechicl.models.transformer.fast import put_prompts_last
-from mechicl.prompts import At, Prompts, TokenSequences
+from mechicl.prompts import At, Prompts, Tables, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import QuickGenerator
@@ -97,7 +97,7 @@ def sample_batch(
     weights = []
     by_model: list[Any] = []  # each model's prompts, or sequences of tokens
     for (task, _), generator in zip(config.members, generators, strict=True):
-        prompts = tasks[task].sample(config.batch_size, generator=generator)
+        prompts = sample_examples(tasks[task], model, config.batch_size, generator=generator)
         if world > 1:
             weights.append(_share_weight(prompts, share, world))
             prompts = prompts[share]
@@ -160,8 +160,17 @@ def batches_ahead(sample: Callable[[int], Data], first_step: int, end: int) -> G
             yield batch
 
 
-def examples(model: PromptedModel, prompts: Prompts | TokenSequences, at: At) -> tuple[Tensor, Tensor]:
+def sample_examples(task: AnyTask, model: PromptedModel, n: int, **source: Any) -> Any:
+    """Sample what a model is trained on: prompts, token sequences, or tables with many rows to predict."""
+    of_tables = isinstance(model, TableTransformer) and hasattr(task, "sample_tables")
+    return task.sample_tables(n, **source) if of_tables else task.sample(n, **source)
+
+
+def examples(model: PromptedModel, prompts: Prompts | Tables | TokenSequences, at: At) -> tuple[Tensor, Tensor]:
     """A model's inputs `[prompt pos ...]` and targets: `[prompt row y]`, or ids `[prompt row]`."""
+    if isinstance(model, TableTransformer):
+        targets = prompts.targets if isinstance(prompts, Tables) else prompts.ys[:, -1:]
+        return model.encode(prompts), targets.argmax(-1) if model.cfg.predicts == "classes" else targets
     if isinstance(prompts, TokenSequences):
         return prompts.read, prompts.targets()
     return model.encode(prompts), prompts.ys if at == "points" else prompts.ys[:, -1:]

@@ -28,7 +28,7 @@ from mechicl.base.warning import warn
 from mechicl.models import build
 from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch
+from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch, sample_examples
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
@@ -219,13 +219,11 @@ class _Training:
     def _make_whole_step(self) -> WholeStep:
         return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard)
 
-    def _compiled_seconds(self, progress: bool | None, plain: float) -> float:
+    def _compiled_seconds(self, progress: bool | None) -> float:
         """The time of a compiled step that changes no model's weights; moments and generators are reset."""
         if self.whole_step is None:
             if settings.progress if progress is None else progress:
-                tqdm.write(
-                    f"compiling the steps, because all of them would take about {plain:.0f} s without", file=sys.stderr
-                )
+                tqdm.write("compiling the steps, because that is expected to save time in this run", file=sys.stderr)
             self.whole_step = self._make_whole_step()
         moments, states = list(self.whole_step.moments.values()), [each.get_state() for each in self.generators]
         kept, started = [each.clone() for each in moments], time.perf_counter()
@@ -402,7 +400,8 @@ class _Training:
 
     def _eval_batch(self) -> tuple[Tensor, Tensor]:
         config, device = self.config, self.accelerator.device
-        prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
+        n, source = config.eval_prompts, {"seed": config.eval_seed, "device": device}
+        prompts = [sample_examples(task, self.encoder, n, **source) for task in config.eval_tasks]
         tokens, targets = zip(*(examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
 
         def by_member(by_task: tuple[Tensor, ...]) -> Tensor:

@@ -5,12 +5,13 @@
 >>> viz.prompt_attention(model, prompts[:1], layer=2)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from mechicl.viz.attention import attention_figure, prompt_attention
 from mechicl.viz.behaviour import shifted_losses
 from mechicl.viz.causes import causal_graph, counterfactual_scatter
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.elements import interval_lines
-from mechicl.viz.explorer import PatchingExplorer
 from mechicl.viz.export import init_notebook, save
 from mechicl.viz.grids import lines, phase_diagram
 from mechicl.viz.interventions import composition_figure, head_table, patching_grid
@@ -28,6 +29,9 @@ from mechicl.viz.training import (
 )
 from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
 
+if TYPE_CHECKING:
+    from mechicl.viz.explorer import PatchingExplorer
+
 __all__ = [
     "PatchingExplorer", "alignments_over_training", "attention_figure", "causal_graph", "circuit_graph",
     "composition_figure", "connectivity_paths", "counterfactual_scatter", "head_similarity_figure", "head_table",
@@ -36,3 +40,12 @@ __all__ = [
     "roll_outs", "save", "settings_figure", "shifted_losses", "training_history", "update_similarity_figure",
     "weight_products_figure",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import the widget, which needs an extra, when it is first named."""
+    if name == "PatchingExplorer":
+        from mechicl.viz.explorer import PatchingExplorer
+
+        return PatchingExplorer
+    raise AttributeError(f"module 'mechicl.viz' has no attribute {name!r}")

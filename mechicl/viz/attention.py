@@ -21,7 +21,6 @@ PANEL = {1: 290, 2: 240}  # pixels, a side of a panel by the number of columns; 
 SMALL = 150
 ACROSS, DOWN = 26, 84  # pixels between panels
 LEFT, RIGHT, TOP, BOTTOM = 85, 105, 40, 90  # margins
-TITLE_HEIGHT = 35
 MOST_LABELS = 11  # the most labels of positions along a panel
 # circuitsvis' headings are made for a separate page, and its small pictures would be covered by their names
 _STYLE = """<style>
@@ -125,7 +124,6 @@ def attention_figure(
     tokens: Sequence[str],
     head_names: Sequence[str] | None = None,
     *,
-    title: str = "",
     columns: int | None = None,
 ) -> go.Figure:
     """Draw attention patterns as heatmaps, one per head, on one colour scale: blue is positive, red is negative.
@@ -137,7 +135,6 @@ def attention_figure(
             of several layers may be concatenated.
         tokens: a label for each position; if there are many, only some are written, and hovering shows each.
         head_names: a label for each head; by default "head 0", "head 1", ...
-        title: title of the figure; none by default.
         columns: number of panels in a row; by default all heads, up to four.
 
     Example:
@@ -155,7 +152,7 @@ def attention_figure(
     side = PANEL.get(columns, SMALL)
     width, height = columns * (side + ACROSS) - ACROSS, rows * (side + DOWN) - DOWN
     spacing = {"horizontal_spacing": ACROSS / width, "vertical_spacing": DOWN / height}
-    fig = draw.panels(title, names, columns=columns, **spacing)
+    fig = draw.panels("", names, columns=columns, **spacing)
     low, _, bound = _range(pattern)
     colors = [[0, "white"], [1, POSITIVE]] if low >= 0 else [[0, NEGATIVE], [0.5, "white"], [1, POSITIVE]]
     style = {
@@ -180,7 +177,7 @@ def attention_figure(
             fig.update_xaxes(title_text="key position", title_standoff=6, **place)
     fig.update_xaxes(tickangle=-60, **ticks).update_yaxes(autorange="reversed", **ticks)
     fig.update_yaxes(title_text="query position", title_standoff=6, col=1)
-    margin = {"l": LEFT, "r": RIGHT, "t": TOP + (TITLE_HEIGHT if title else 0), "b": BOTTOM}
+    margin = {"l": LEFT, "r": RIGHT, "t": TOP, "b": BOTTOM}
     return fig.update_layout(
         width=width + LEFT + RIGHT, height=height + margin["t"] + margin["b"], margin=margin, font_size=12
     )

@@ -9,12 +9,12 @@ import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
 from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node
-from mechicl.analysis.circuits.circuit_comparison import CircuitComparison, NodesAndEdges, order_edges
+from mechicl.analysis.circuits.circuit import CircuitComparison, NodesAndEdges, order_edges
 from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.base.arguments import checked
 from mechicl.base.precision import nan_last
 from mechicl.statistics import Interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 from mechicl.viz import elements as draw
 from mechicl.viz.layered import Layout, lay_out
 
@@ -252,4 +252,5 @@ def _frame(fig: go.Figure, layout: Layout, n_lines: int) -> go.Figure:
     fig.update_xaxes(visible=False, range=[-half, half])
     height = _row_height(layout) * (last + 0.9) + 130
     legend = {**draw.BELOW, "y": -20 / height, "traceorder": "normal"}
-    return fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines)
+    least = {"least": 640}  # pixels that its labels need
+    return fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines, meta=least)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import plotly.graph_objects as go
-from IPython.display import HTML, display
 
 from mechicl.base.arguments import Count, Positive, checked
 
@@ -90,6 +89,8 @@ def init_notebook() -> None:
     """
     source = circuitsvis_source()
     note = "The attention pictures below use the script in this cell's output."
+    from IPython.display import HTML, display  # every notebook has it
+
     display(HTML(f"<script>{source}</script><small>{note}</small>"))
     _shown.add(source)
 

@@ -12,7 +12,7 @@ from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch
 from mechicl.analysis.circuits import Circuit, EdgeScores
-from mechicl.analysis.circuits.circuit_comparison import CircuitComparison
+from mechicl.analysis.circuits.circuit import CircuitComparison
 from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.analysis.dynamics.langevin import LearningCoefficient
 from mechicl.analysis.dynamics.strategies import StrategyTracking
@@ -27,7 +27,7 @@ from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.base.arguments import checked
 from mechicl.constructions.supports import WeightsCircuit
 from mechicl.statistics import Result, interval
-from mechicl.viz import behaviour, causes, circuits, interventions, language, training, weights
+from mechicl.viz import behaviour, causes, circuits, interventions, training, weights
 from mechicl.viz import elements as draw
 
 COLUMNS = 3  # panels in a row
@@ -133,10 +133,10 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     HeadsOverTraining: lambda result, curve=None: training.heads_during_training(curve or {}, result),
     LearningCoefficient: training.learning_coefficients,
     StrategyTracking: training.strategies_over_training,
-    FewShotScores: language.few_shot_curves,
-    FunctionVector: language.head_effects,
+    FewShotScores: interventions.few_shot_curves,
+    FunctionVector: interventions.head_effects,
     LogitAttribution: _contributions,
-    MatchedAblation: lambda result: language.ablation_bars({"": result}),
+    MatchedAblation: lambda result: interventions.ablation_bars({"": result}),
     FineTuningComparison: lambda result: training.update_similarity_figure({"change": result}),
     LossPath: lambda result: weights.connectivity_paths({result.kind: result}),
     ModeConnectivity: lambda result: weights.connectivity_paths(result.paths),

@@ -5,6 +5,8 @@ import torch
 
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem, cards
+from mechicl.algorithms.least_squares import ridge_filter
+from mechicl.algorithms.recursive import discounted_spectra, error_of
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import identify
 from mechicl.learners import AlgorithmLearner
@@ -48,3 +50,15 @@ def test_step_forms_are_fitted_to_a_model_of_several_layers():
     assert (one.n_steps, several.n_steps) == (1, 3)
     torch.testing.assert_close(several.predict(prompts), target.predict(prompts), rtol=0, atol=1e-3)
     assert Hypothesis(several).n_layers == 3
+
+
+@pytest.mark.parametrize("n_context", [3, 9])
+def test_the_fit_in_the_eigenbasis_has_the_error_of_the_algorithm(n_context: int):
+    prompts = LinearRegression(x_dim=4, y_dim=2, n_context=n_context, noise_std=0.3).sample(20, seed=0)
+    problem = FitProblem(prompts.to(torch.float64), prompts.query.ys[None].double(), steps=1)
+    for discount in (0.5, 0.9, 1.0):
+        spectral = discounted_spectra(problem, discount)
+        for penalty in (1e-3, 0.2, 5.0):
+            filtered = ridge_filter(spectral.eigenvalues, penalty * discount**n_context, n_context=n_context)
+            plain = error_of(problem, algorithms.recursive_least_squares, discount=discount, penalty=penalty)
+            assert spectral.error(filtered).item() == pytest.approx(plain, rel=1e-8)

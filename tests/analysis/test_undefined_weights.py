@@ -15,7 +15,7 @@ from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.language.vectors import strongest_heads
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression, MarkovChains
 from tests.comparing import has_nan
 from tests.strategies import random_model

@@ -276,7 +276,7 @@ DIFFERENT = [random_model(CONFIGS["float64"]), random_model(CONFIGS["recurrent"]
 @pytest.mark.parametrize(("models", "record", "error", "words"), [
     (None, {"curve": [1.0, float("nan")]}, ArgumentError, "curve"),
     (None, {"task": object()}, ArgumentError, "task"),
-    (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON data .*, got set"),
+    (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON .*, got set"),
     (None, {"x": [{"y": {(1, 2): 3}}]}, ArgumentError, r"the keys of record\['x'\]\[0\]\['y'\] must be text"),
     (None, {"seeds": [1]}, ValueError, "2 models for the seeds"),
     (None, {"seeds": [1, 2, 3]}, ValueError, "2 models for the seeds"),

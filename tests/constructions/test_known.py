@@ -85,7 +85,7 @@ def test_records_agree_with_recipes(name):
 
 @pytest.fixture(scope="module")
 def table():
-    return list(certificates(n_prompts=16))
+    return list(certificates())
 
 
 def test_errors_of_constructions_are_as_stated(table):
@@ -114,7 +114,7 @@ def test_the_table_has_one_row_per_certificate_with_the_sizes_of_its_model(table
     assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
-    frame = certificates_table(n_prompts=16)
+    frame = certificates_table()
     assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
     assert not frame.duplicated(["theorem", "statement"]).any()
 

@@ -82,7 +82,9 @@ def _sweep(text: str, folder: Path) -> Path:
 def _widget(text: str, folder: Path) -> Path:
     prompts = TASK.sample(2, seed=0)
     session = PatchingSession(CONSTRUCTION, prompts, corrupt(prompts, "labels"))
-    return viz.PatchingExplorer(session, labels=[text] * session.n_pos).picture().save(folder / "widget.html")
+    explorer = viz.PatchingExplorer(session)
+    explorer.state = explorer.state | {"labels": [text] * session.n_pos}
+    return explorer.picture().save(folder / "widget.html")
 
 
 def _comparison(text: str, folder: Path) -> Path:
@@ -104,7 +106,7 @@ PLACES: dict[str, Callable[[str, Path], Path]] = {
         folder / "attention.html"
     ),
     "tokens of an attention figure": lambda text, folder: Path(
-        viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"], title=text), folder / "a.html")
+        viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"]), folder / "a.html")
     ),
     "a checkpoint's record in a report": _checkpoint, "every text of a page": _page, "axes of a figure": _figure,
     "a sweep's page": _sweep, "labels of the widget": _widget, "rows of a comparison": _comparison,

@@ -132,6 +132,56 @@ def test_one_that_takes_several_targets_only():
     np.testing.assert_allclose(from_sklearn(MultiTaskLasso(0.1)).predict(prompts), expected, atol=1e-6)
 
 
+class Centre:
+    """An estimator without anything of scikit-learn."""
+
+    n_fits = 0
+
+    def fit(self, xs: np.ndarray, ys: np.ndarray) -> None:
+        assert ys.ndim == 1
+        Centre.n_fits += 1
+        self.centre, self.mean = xs.mean(0), ys.mean()
+
+    def predict(self, xs: np.ndarray) -> np.ndarray:
+        return self.mean + (xs - self.centre).sum(1)
+
+
+def test_any_object_with_fit_and_predict():
+    prompts = sampled(3)
+    xs, ys = prompts.xs.double().numpy(), prompts.ys.double().numpy()
+    expected = [ys[row, :-1, 0].mean() + (xs[row, -1] - xs[row, :-1].mean(0)).sum() for row in range(3)]
+    np.testing.assert_allclose(from_sklearn(Centre()).predict(prompts)[:, 0], expected, atol=1e-6)
+
+
+def test_rows_of_a_table_share_a_fit():
+    tables = tasks.TableRegression(x_dim=3, n_context=8, n_queries=5).sample_tables(2, seed=0)
+    prompts, learner = tables.prompts(), from_sklearn(Centre())
+    predicted = learner.predict(prompts)
+    Centre.n_fits = 0
+    each = [learner.predict(prompts[[i]]) for i in range(10)]
+    alone, Centre.n_fits = Centre.n_fits, 0
+    torch.testing.assert_close(learner.predict(prompts), predicted)
+    torch.testing.assert_close(torch.cat(each), predicted)
+    assert (alone, Centre.n_fits) == (20, 3)  # one fit of each call finds how many points it needs
+
+
+def test_probabilities_of_classes():
+    tables = tasks.TableClassification(x_dim=2, n_context=15, n_queries=3).sample_tables(6, seed=0)
+    tables.ys[0, :15] = torch.tensor([0.0, 1.0, 0.0])  # a context with one class
+    predicted = from_sklearn(LogisticRegression(), probabilities=True).predict(tables.prompts()).view(6, 3, 3)
+    assert predicted[0].tolist() == [[0.0, 1.0, 0.0]] * 3
+    for table in range(1, 6):
+        xs, classes = tables.xs[table].double().numpy(), tables.ys[table].argmax(-1).numpy()
+        fitted = LogisticRegression().fit(xs[:15], classes[:15])
+        expected = np.zeros((3, 3))
+        expected[:, fitted.classes_] = fitted.predict_proba(xs[15:])
+        np.testing.assert_allclose(predicted[table], expected, atol=1e-6)
+    with pytest.raises(ValueError, match="needs targets with a column for each class"):
+        from_sklearn(LogisticRegression(), probabilities=True).predict(sampled())
+    with pytest.raises(TypeError, match="fit and predict_proba"):
+        from_sklearn(Ridge(), probabilities=True)
+
+
 def test_warnings_of_many_fits_are_one():
     with pytest.warns(ConvergenceWarning, match=r"\d of 3 fits of Lasso") as caught:
         from_sklearn(Lasso(alpha=1e-6, max_iter=1, tol=1e-12)).predict(sampled(3))

@@ -50,7 +50,7 @@ def mamba2_by_loop(mixer: Any, stream: Tensor, edits: Edits) -> tuple[Tensor, Te
     x, write, read = conv(mixer.conv1d, x).split([inner, groups * size, groups * size], dim=-1)
     step = F.softplus(step + mixer.dt_bias)
     states, outputs = [], x.new_zeros(*x.shape[:2], heads, width)
-    state = x.new_zeros(len(x), heads, width, size)
+    state: Tensor = x.new_zeros(len(x), heads, width, size)
     for t in range(x.shape[1]):
         group = [head * groups // heads for head in range(heads)]
         k, q = (y[:, t].view(len(x), groups, size)[:, group] for y in (write, read))

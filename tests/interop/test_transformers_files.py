@@ -180,7 +180,7 @@ def test_parts_of_weights(spoilt):
         load_language_model(folder)
     folder = spoilt("Llama")
     shard(folder, repeated="lm_head.weight")
-    with pytest.raises(ValueError, match="weights are in more than one of the files"):
+    with pytest.raises(ValueError, match="weights are in more than one of "):
         load_language_model(folder)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     with pytest.raises(ValueError, match="must have a weight_map"):
@@ -244,7 +244,7 @@ def test_configs_that_claim_more_than_the_weights(spoilt, name):
 
 # ---- arguments and folders that cannot be honoured ----
 @pytest.mark.parametrize(("options", "message"), [
-    ({"dtype": torch.int8}, "dtype must be one of torch.float16, .*got torch.int8"),
+    ({"dtype": torch.int8}, "dtype must be one of float32, .*got torch.int8"),
     ({"dtype": torch.float8_e4m3fn}, "dtype must be one of"),
     ({"device": "meta"}, "device='meta' cannot be used; here are cpu"),
     ({"device": "hpu"}, "device='hpu' cannot be used; here are cpu"),

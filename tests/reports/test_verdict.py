@@ -405,9 +405,11 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
 def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, headline):
     zero, noise = torch.rand(400, generator=torch.Generator().manual_seed(0)) + 0.5, torch.randn(400)
     noise = 0.01 * (noise - noise.mean())
-    found, words = has_learned(scale * zero + noise, {"predicting 0": zero, "averaging": 0.5 * zero})
+    found, words, (value, meaning) = has_learned(scale * zero + noise, {"predicting 0": zero, "averaging": 0.5 * zero})
     assert found == headline
     assert words.startswith(headline or "It has learned the task")
+    assert f"{value} of that of predicting 0" in words
+    assert meaning.startswith("of the squared error of predicting 0; ")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])

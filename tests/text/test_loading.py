@@ -187,7 +187,7 @@ def test_settings_of_the_environment_apply(tmp_path):
     (("farm", "test"), {}, r"'farm' has the splits \('train', 'validation'\), got 'test'"),
     (("farm", "train"), {"source": "farm.csv"}, "the texts of 'farm' are made by rule, so it takes no source"),
     ((OPINIONS, "train"), {"source": "nothing.csv"}, "no file or folder nothing.csv"),
-    ((OPINIONS, "train"), {"source": "."}, "is not a folder that save_to_disk of datasets wrote"),
+    ((OPINIONS, "train"), {"source": "."}, "is neither a folder that save_to_disk of datasets wrote, nor"),
     ((OPINIONS, "train"), {"source": "texts.txt"}, r"texts.txt must be a folder or a file that ends in .csv, .tsv"),
 ])  # fmt: skip
 def test_refused_arguments(args, options, message, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from mechicl import viz
 from mechicl.analysis.language import FewShotScores, FunctionVector, MatchedAblation
-from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
+from mechicl.viz.interventions import ablation_bars, curves_by_layer, few_shot_curves
 
 RIGHT = (torch.arange(60).reshape(1, 2, 3, 10) % 7 > 2).float()
 SCORES = FewShotScores(("capitals",), ("true", "shuffled"), (0, 2, 8), RIGHT, -RIGHT)

@@ -19,11 +19,10 @@ from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.language import FewShotScores, MatchedAblation
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.statistics import interval
-from mechicl.viz.behaviour import match_curve
+from mechicl.viz.behaviour import match_curve, score_bars
 from mechicl.viz.elements import add_heatmap, interval_dots, panels
-from mechicl.viz.language import ablation_bars, few_shot_curves
+from mechicl.viz.interventions import ablation_bars, few_shot_curves
 from mechicl.viz.page import Section, page
-from mechicl.viz.verdict import score_bars
 from tests.viz.test_interventions import swept
 from tests.viz.test_page import opened
 
@@ -50,7 +49,7 @@ FIGURES: dict[str, Callable[[str], go.Figure]] = {
     "lines of intervals": lambda t: viz.interval_lines(t, f"x {t}", f"y {t}", [0, 1, 2, 3], {t: INTERVALS}),
     "dots": lambda t: interval_dots(t, t, [t, "b"], INTERVALS[:2], notes=[t, ""]),
     "panels and cells": lambda t: cells(panels(t, [t, "b"]), t),
-    "tokens": lambda t: viz.attention_figure(PATTERN, [t, "b", t], [t, "c"], title=t),
+    "tokens": lambda t: viz.attention_figure(PATTERN, [t, "b", t], [t, "c"]),
     "head scores": lambda t: viz.head_table(HeadScores({t: VALUES}, {t: 0.0}), title=t),
     "sweeps": lambda t: viz.patching_grid(swept(("layer", "pos"), ((0, 1), (0, 1, 2))), labels=[t, "b", "c"], title=t),
     "sweeps without a title": lambda t: viz.patching_grid(metric_named(t)),

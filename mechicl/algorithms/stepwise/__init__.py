@@ -6,10 +6,16 @@
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
-from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent
+from mechicl.algorithms.stepwise.descent import (
+    DiscountedDescent,
+    KernelReading,
+    OnlineDescent,
+    QueryDescent,
+    RecursiveSteps,
+    ResidualDescent,
+)
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis
 from mechicl.algorithms.stepwise.inverses import NewtonSteps, ResidualRidge, RidgePath
-from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
     "AfterCopying", "DiscountedDescent", "Hypothesis", "Induction", "KernelReading", "NewtonSteps", "OnlineDescent",

@@ -6,6 +6,7 @@ the outcome is computed exactly.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,10 +22,8 @@ State = dict[str, Float[Tensor, "prompt _ _"]]
 
 INPUTS: tuple[str, ...] = ("x", "transformed x")  # variables that start as the inputs
 TARGETS: tuple[str, ...] = ("y", "residual", "target")  # as the targets, 0 for the query's
-OF_INPUTS: tuple[str, ...] = (
-    "inverse times x",
-    "previous",
-)  # as zeros of the inputs' size; all others as zeros of the targets' size
+OF_INPUTS: tuple[str, ...] = ("inverse times x", "previous")  # as zeros of the inputs' size
+"""All other variables start as zeros of the targets' size."""
 
 
 class StepwiseAlgorithm(ABC):
@@ -45,6 +44,12 @@ class StepwiseAlgorithm(ABC):
     n_steps: int
     variables: tuple[str, ...]
     causal: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check the arguments of the subclass's own `__init__` and `start`."""
+        super().__init_subclass__(**options)
+        for name in {"__init__", "start"} & vars(cls).keys():
+            setattr(cls, name, checked(undefined=name == "start")(vars(cls)[name]))
 
     @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:

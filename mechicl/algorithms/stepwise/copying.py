@@ -27,7 +27,6 @@ class AfterCopying(StepwiseAlgorithm):
         3
     """
 
-    @checked
     def __init__(self, algorithm: StepwiseAlgorithm):
         self.algorithm = algorithm
         self.n_steps, self.causal = algorithm.n_steps + 1, algorithm.causal
@@ -35,7 +34,6 @@ class AfterCopying(StepwiseAlgorithm):
         self._receivers = [name for name in TARGETS if name in algorithm.variables]
         self.name = f"copying, then {algorithm.name}"
 
-    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the algorithm's state on prompts without targets, and the targets as a separate variable."""
         state = self.algorithm.start(prompts)
@@ -76,7 +74,6 @@ class Induction(StepwiseAlgorithm):
     variables = ("x", "target", "previous", "prediction")
     name = "previous token, then induction"
 
-    @checked
     def __init__(self, weights: Weighing | None = None, *, causal: bool = False):
         self.weights, self.causal = weights or best_match, causal
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import above_rounding, safe_norm
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, checked
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive
 from mechicl.prompts import Prompts
 
 
@@ -39,7 +39,6 @@ class NewtonSteps(StepwiseAlgorithm):
         True
     """
 
-    @checked
     def __init__(
         self,
         iterations: Natural,
@@ -96,7 +95,6 @@ class RidgePath(StepwiseAlgorithm):
 
     variables = ("x", "y", "prediction")
 
-    @checked
     def __init__(self, penalties: Sequence[NonNegative]):
         if not penalties:
             raise ValueError("penalties must be one or more numbers, got none")
@@ -115,7 +113,6 @@ class RidgeByDirections(StepwiseAlgorithm):
 
     variables = ("x", "y", "prediction")
 
-    @checked
     def __init__(self, x_dim: Count, *, penalty: NonNegative = 0.0):
         self.n_steps, self.penalty = x_dim, float(penalty)
         self.name = f"ridge by {count(x_dim, 'eigendirection')}"
@@ -149,7 +146,6 @@ class ResidualRidge(StepwiseAlgorithm):
 
     variables = ("x", "residual")
 
-    @checked
     def __init__(self, steps: Count, *, penalty: Positive, causal: bool = False):
         self.n_steps, self.penalty, self.causal = steps, penalty, causal
         self.name = f"ridge of residuals, {count(steps, 'step')}"
@@ -183,11 +179,9 @@ class MomentsThenRidge(StepwiseAlgorithm):
     variables = ("x", "y", "moments", "prediction")
     name = "ridge of collected moments"
 
-    @checked
     def __init__(self, *, penalty: NonNegative = 0.0, causal: bool = False):
         self.penalty, self.causal = float(penalty), causal
 
-    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add moments of 0 to inputs, targets and a prediction of 0."""
         n, d, m = prompts.n_context + 1, prompts.x_dim, prompts.y_dim

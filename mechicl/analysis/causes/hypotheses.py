@@ -172,10 +172,8 @@ def test_hypotheses(
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
 
     Returns:
-        `tests`, one `Interchange` per hypothesis, the best first; `best`; `supported`, those whose every counterfactual
-        has an R² of at least 0.9 and that no intervention separates from the nearest of these (often none);
-        `set_apart`, those that one does; `to_dataframe()` ranks them by the share of the interventions' effects
-        that they explain (1: all, 0: none) with 95% intervals over prompts.
+        A `HypothesisTest`: `tests`, one `Interchange` per hypothesis, the best first; `supported` and `set_apart`; and
+        `to_dataframe()`, which ranks them by the explained share of the effects, with 95% intervals over prompts.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)

@@ -83,7 +83,6 @@ class Interchange(Result):
         """The share of the effects of all interventions that the hypothesis explains (see `explained`)."""
         return self.explained()
 
-    @checked
     def explained(self, kinds: Collection[InterchangeKind] = ("exchange", "ablation")) -> Interval:
         """Return the explained share of the effects of interventions of these kinds, with a 95% interval over prompts.
 
@@ -222,11 +221,10 @@ def interchange(
         point: index of the context point to exchange alone; the middle one by default.
 
     Returns:
-        An `Interchange`. `cells` lists each intervention with its place, and `r2` has `1 - E(m - a)² / E(m_source -
-        m_prompt)²` for each: m and a are the predictions of model and algorithm under the intervention, the denominator
-        has the model's without one (1: the same predictions); `score` is the smallest. `effects` compares the changes Δ
-        that interventions make: `1 - E(Δm - Δa)² / (E Δm² + E Δa²)`, averaged over cells (1: equal, 0: unrelated, -1:
-        opposite). All have 95% intervals over prompts. `to_dataframe()` has one row per cell.
+        An `Interchange`. `cells` lists each intervention with its place, `r2` has the R² of each (1: the same
+        predictions) and `score` is the smallest. `effects` compares the changes that interventions make, averaged over
+        cells (1: equal, 0: unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has one row
+        per cell.
 
     Example:
         >>> known = constructions.known_models()[1]  # two steps of gradient descent
@@ -235,15 +233,8 @@ def interchange(
         >>> interchange(known.model, known.hypothesis, prompts, sources, progress=False).score.mean > 0.999
         True
     """
-    return interchange_each(
-        model,
-        [hypothesis],
-        prompts,
-        sources,
-        interventions=interventions,
-        point=point,
-        progress=progress,
-    )[0]
+    options: Any = {"interventions": interventions, "point": point, "progress": progress}
+    return interchange_each(model, [hypothesis], prompts, sources, **options)[0]
 
 
 @torch.no_grad()

@@ -90,10 +90,8 @@ def exchange_patterns(
         component: "pattern" to exchange where the query attends, "q" to exchange the query vectors it attends by.
 
     Returns:
-        A `PatternExchange`: `from_own` and `from_other` are mean squared distances of the prediction from those on
-        prompts and on sources, relative to the distance between these two, with 95% intervals over prompts. A
-        `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it changes the prediction to
-        that on the sources.
+        A `PatternExchange`. A `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it
+        changes the prediction to that on the sources; both have 95% intervals over prompts.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)

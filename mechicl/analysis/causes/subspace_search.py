@@ -136,11 +136,7 @@ class Fit:
 
 
 def search_columns(
-    parts: Sequence[_Part],
-    starts: Sequence[Sequence[Float[Tensor, "d_model _"]]],
-    iterations: int,
-    *,
-    favoured: bool,
+    parts: Sequence[_Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
 ) -> Fit:
     """Find the columns with the least loss by L-BFGS, from the best of each group; favoured changes are scaled."""
     fits = []

@@ -97,7 +97,6 @@ class SubspaceSearch(Result):
     fitted_r2: Float[Tensor, "search layer dim"]
     columns: Float[Tensor, "layer d_model column"]
 
-    @checked
     def r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Return the held-out R² of the subspace of `dim` dimensions after `layer` layers, with its 95% interval.
 
@@ -106,20 +105,17 @@ class SubspaceSearch(Result):
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[0][j]
 
-    @checked
     def rest_r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Return the held-out R² of all directions outside the subspace, against all other variables; see `r2`."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[1][j]
 
-    @checked
     def subspace(self, layer: int, dim: int) -> Float[Tensor, "d_model dim"]:
         """Return the orthonormal columns learned after `layer` layers, e.g. for `Hypothesis(subspaces=)`."""
         _, i, j = self._place(layer, dim, MODEL)
         first = sum(self.dims[:j])
         return self.columns[i, :, first : first + dim]
 
-    @checked
     def curves(self, search: int, layer: int) -> tuple[list[Interval], list[Interval]]:
         """Return the held-out R² of subspaces and of their rests, by number of dimensions.
 
@@ -207,11 +203,8 @@ def fit_subspace(
         fit: numbers of prompts and iterations, and the seed: `SubspaceFit(n_fitting, n_prompts, iterations, ...)`.
 
     Returns:
-        `r2(layer, dim)`: `1 - E|Δmodel - Δalgorithm|² / E|Δalgorithm|²` of the changes Δ of predictions when the
-        subspace and the variable are exchanged (1: the same change, 0: as if nothing changed, negative: worse), and
-        `rest_r2(layer, dim)` for all other directions and variables, with 95% intervals over held-out prompts.
-        `search="random targets"` or `"untrained model"` gives the controls. `subspace(layer, dim)` has the columns
-        `[d_model dim]`.
+        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)` with 95% intervals over held-out prompts, of the
+        controls with `search="random targets"` or `"untrained model"`; `subspace(layer, dim)` has the columns.
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
+from mechicl.analysis.circuits.search import between_ends
 from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, check_fields, checked
@@ -65,7 +65,6 @@ class CircuitCurve(Result):
         gained = self.full - self.ablated
         return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
 
-    @checked
     def smallest(self, share: Fraction, name: str | None = None) -> tuple[int, Interval]:
         """Return the number of edges of the smallest circuit that keeps a share of the metric, and its faithfulness.
 
@@ -196,11 +195,10 @@ def circuit_curve(
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
-        A `CircuitCurve`, whose methods take the name of one of the scores (default: the first). With m the metric's
-        mean: `faithfulness(name)`, for each fraction `(m(circuit) - m(all cut)) / (m(model) - m(all cut))` with a 95%
-        interval over prompts (1: as the model, 0: as with all edges cut); `cpr(name)`, the area under this curve
-        (circuit performance ratio); `cmd(name)`, the area between it and 1 (circuit-model distance, 0 is best);
-        `smallest(share, name)`, the fewest edges that keep a share.
+        A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`
+        for each fraction (1: as the model, 0: as with all edges cut); the areas `cpr(name)` (circuit performance ratio)
+        and `cmd(name)` (circuit-model distance, 0 is best); `smallest(share, name)`, the fewest edges that keep a
+        share.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

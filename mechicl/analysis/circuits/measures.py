@@ -14,7 +14,7 @@ from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.opening.edges import EMBEDDING, Node
+from mechicl.models.opening.sites import EMBEDDING, Node
 from mechicl.prompts import At
 
 Subsets = tuple[tuple[Node, ...], ...]
@@ -48,10 +48,8 @@ def measure_circuit(
             `Circuit.incompleteness`: all if there are at most that many, else random ones.
 
     Returns:
-        The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`
-        (1: the circuit alone keeps the whole metric), `completeness()` (1: the metric is lost without the circuit),
-        `incompleteness()` per subset (0: circuit and model lose the same without it), each with an interval over
-        prompts. The effect of each node and edge is measured too, if it was for `circuit`.
+        The same nodes and edges with new measurements: see `Circuit.faithfulness`, `completeness` and `incompleteness`.
+        The effect of each node and edge is measured too, if it was for `circuit`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

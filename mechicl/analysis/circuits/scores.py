@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
+from mechicl.analysis.circuits.circuit import NodesAndEdges
 from mechicl.analysis.circuits.problem import CutMethod, Objective, OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import EMBEDDING, Edge
+from mechicl.models.opening.sites import EMBEDDING, Edge
 from mechicl.prompts import At
 from mechicl.statistics import UNBOUNDED, Result, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 Scoring = Literal["eap-ig", "mask-ig"]
 """Attribution of edges with integrated gradients: over the embedding, or over all edges together."""
@@ -48,12 +48,10 @@ class EdgeScores(Result):
         """Return the importance of each edge: the absolute value of its mean score over prompts."""
         return self.scores.mean(1).abs()
 
-    @checked
     def strongest(self, n: int) -> list[Edge]:
         """Return the `n` edges with the largest mean scores in absolute value; warn if others tie with the last."""
         return [self.edges[i] for i in largest(self.sizes(), n, "edges")[0]]
 
-    @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
         """Return the probability that an edge of `truth` has a larger absolute score than another; ties count half."""
         values = read_scores(self, self.edges).abs().numpy()
@@ -66,7 +64,6 @@ class EdgeScores(Result):
         ranks = scipy.stats.rankdata(values)[[edge in true for edge in self.edges]]  # ties share their mean rank
         return float((ranks.sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
-    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Make a table of the edges, strongest first: the mean score with its interval over prompts."""
         means = [interval(score, level, within=UNBOUNDED) for score in self.scores]

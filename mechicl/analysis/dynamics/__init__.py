@@ -5,12 +5,7 @@ step at which its loss falls, and the local learning coefficient of its weights.
 >>> find_transitions(curve["eval_step"], curve["eval_loss"]).mean_step()
 """
 
-from mechicl.analysis.dynamics.langevin import (
-    LearningCoefficient,
-    Sampler,
-    SamplingWarning,
-    learning_coefficient,
-)
+from mechicl.analysis.dynamics.langevin import LearningCoefficient, Sampler, SamplingWarning, learning_coefficient
 from mechicl.analysis.dynamics.odds import StrategyOdds, fit_strategy_odds
 from mechicl.analysis.dynamics.strategies import StrategyTracking, track_strategies
 from mechicl.analysis.dynamics.training import (

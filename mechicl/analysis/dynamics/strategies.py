@@ -67,7 +67,6 @@ class StrategyTracking(Result):
         """Return the quantities that have a value for each seed."""
         return {"weights": self.weights, "residual": self.residual, "distances": self.distances}
 
-    @checked
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
         """Return the mean over seeds at each snapshot of a strategy's weight or of the "residual", with an interval.
 
@@ -141,8 +140,7 @@ def track_strategies(
         n_resamples: number of resamples of the prompts, for intervals.
 
     Returns:
-        A `StrategyTracking` with `weights` `[learner step seed]`, `residual` `[step seed]`, `distances`, and
-        `coordinates` of a picture of all predictions; `curve(name)` has intervals over seeds and prompts, and
+        A `StrategyTracking`: `weights`, `residual`, ...; `curve(name)` has intervals over seeds and prompts, and
         `verdicts` names the strategy at each snapshot.
 
     Raises:

@@ -84,7 +84,8 @@ def measure_over_training(
         with calling("measure"):
             measured = measure(model)
         values = measured.samples() if isinstance(measured, Result) else measured
-        found = {name: _per_sample(value) for name, value in values.items()}
+        tensors = {name: torch.as_tensor(value, dtype=torch.float64).detach().cpu() for name, value in values.items()}
+        found = {name: t.reshape(-1, t.shape[-1] if t.ndim else 1).mean(0) for name, t in tensors.items()}
         return {name: value.mean()[None] for name, value in found.items()} if several_seeds else found
 
     steps, rows = measure_snapshots(checkpoint, samples, progress)
@@ -179,11 +180,6 @@ def score_heads_over_training(
     return HeadsOverTraining(steps, dict(zip(names, torch.tensor(rows).unbind(-1), strict=True)))
 
 
-def _per_sample(value: Any) -> Float[Tensor, "sample"]:
-    tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1).mean(0)
-
-
 def measure_snapshots(
     checkpoint: Training, measure: Callable[[Any], Any], progress: bool | None, *, dtype: torch.dtype | None = None
 ) -> tuple[tuple[int, ...], list[Any]]:
@@ -242,7 +238,6 @@ class Transitions(Result):
         """The transition steps: the middle between `before` and `after`, `[seed]`; NaN without a transition."""
         return (self.before + self.after) / 2
 
-    @checked
     def mean_step(self, level: float = 0.95) -> Interval:
         """Return the mean transition step of the seeds that have one, with its interval (NaN without any)."""
         return interval(self.steps[self.fell], level)

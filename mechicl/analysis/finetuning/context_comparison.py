@@ -106,12 +106,7 @@ class FineTuningComparison(Scored, Result):
 
 @checked(locks=True)
 def compare_with_finetuning(
-    model: Any,
-    shots: Shots,
-    tuning: FineTuning | FineTuned,
-    *,
-    seed: int = 0,
-    progress: bool | None = None,
+    model: Any, shots: Shots, tuning: FineTuning | FineTuned, *, seed: int = 0, progress: bool | None = None
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
 
@@ -125,11 +120,7 @@ def compare_with_finetuning(
             of `fine_tune`, on these demonstrations or others (for example with other labels).
 
     Returns:
-        A `FineTuningComparison` with one value per query or per layer and query. `update_similarity` `[layer query]`
-        (SimAOU) is the cosine between the changes that demonstrations and fine-tuning make to an attention layer's
-        output, with the baseline `random_update_similarity`. `recall()`: of the queries that fine-tuning answers
-        better (a likelier token, or a smaller error), the share that demonstrations improve too. `intervals()` has
-        means with 95% intervals.
+        A `FineTuningComparison` with one value per query, or per layer and query.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])

@@ -201,11 +201,7 @@ def check_lengths(model: Any, sequences: Sequence[Tensor]) -> None:
 
 
 def predict_sequences(
-    adapter: ModelAdapter,
-    sequences: Sequence[Tensor],
-    changes: Weights | None = None,
-    *,
-    linearized: bool = False,
+    adapter: ModelAdapter, sequences: Sequence[Tensor], changes: Weights | None = None, *, linearized: bool = False
 ) -> Float[Tensor, "query d_out"]:
     """Predict the end of each of several sequences of unequal lengths; changes as for `run_with_changes`."""
     outputs: dict[int, Tensor] = {}

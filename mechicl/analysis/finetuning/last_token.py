@@ -61,7 +61,9 @@ class LastTokenReader:
                 by_query[i] = {name: activation[row] for name, activation in activations.items()}
                 by_query[i]["outputs"] = outputs[row].cpu()
         queries = [by_query[i] for i in range(len(prompts))]
-        scores = [_products(query[QUERY], query[KEY]) if self.multiplies else query[SCORES] for query in queries]
+        for query in queries if self.multiplies else ():
+            keys = query[KEY].repeat_interleave(query[QUERY].shape[1] // query[KEY].shape[2], dim=2)
+            query[SCORES] = einsum(query[QUERY], keys, "layer head d, layer token head d -> layer head token")
 
         def stacked(name: str) -> Tensor:
             return torch.stack([query[name] for query in queries], dim=-2)
@@ -71,7 +73,7 @@ class LastTokenReader:
             attention_output=stacked(OUTPUT),
             z=stacked(MOVED),
             q=stacked(QUERY),
-            query_scores=[of_query[..., -length:] for of_query, length in zip(scores, lengths, strict=True)],
+            query_scores=[query[SCORES][..., -length:] for query, length in zip(queries, lengths, strict=True)],
             pattern=stacked(PATTERN) if pattern else None,
         )
 
@@ -124,8 +126,3 @@ class LastTokenReader:
             name: torch.stack([activations[f"blocks.{layer}.{name}"] for layer in self.layers], 1).cpu().double()
             for name in parts
         }
-
-
-def _products(q: Tensor, keys: Tensor) -> Float[Tensor, "layer head token"]:
-    keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
-    return einsum(q, keys, "layer head d, layer token head d -> layer head token")

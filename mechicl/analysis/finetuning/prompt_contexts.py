@@ -120,10 +120,7 @@ def compare_on_prompts(
         zero_shot: the prompt without demonstrations, "query" or "unlabelled", as for `prompt_shots`.
 
     Returns:
-        A `FineTuningComparison` with one value per prompt (its axis `query`), whose fields `compare_with_finetuning`
-        defines. Scores are minus the squared error; `update_similarity` `[layer query]` (SimAOU) is the cosine from -1
-        to 1 between the changes that context and fine-tuning make to attention outputs. `recall()`: of the queries that
-        fine-tuning improves, the share that the context improves too.
+        A `FineTuningComparison` with one value per prompt (its axis `query`). Scores are minus the squared error.
 
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()

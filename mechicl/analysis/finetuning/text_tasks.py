@@ -154,10 +154,9 @@ def study_task(
 
     Returns:
         A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);
-        `comparisons`, by method a `FineTuningComparison` with one value per query (scores, losses, similarities of
-        attention); `intervals()`, the accuracy zero-shot, in context and after each fine-tuning, with 95% intervals
-        over queries. By kind of other label ("flipped", ...), `with_other_labels` compares when both context and
-        fine-tuning have these labels, and `tuned_on_other_labels` when fine-tuning has them and the context has the
+        `comparisons`, a `FineTuningComparison` by method; `intervals()`, the accuracy in each setting with 95%
+        intervals over queries. By kind of other label ("flipped", ...), `with_other_labels` compares when both context
+        and fine-tuning have these labels, and `tuned_on_other_labels` when fine-tuning has them and the context has the
         true ones.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.

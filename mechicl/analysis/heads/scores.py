@@ -68,17 +68,14 @@ class HeadScores(Result):
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest_name(name, self.scores)}")
         return self.scores[name]
 
-    @checked
     def is_of_attention(self, name: str) -> bool:
         """True if a score is one of attention, measured on prompts, and not one of weights."""
         return self[name].ndim == 3
 
-    @checked
     def mean(self, name: str) -> Float[Tensor, "layer head"]:
         """Return a score of each head, as a mean over prompts for scores of attention."""
         return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
-    @checked
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
         """Return the mean over prompts of one head's score of attention, with its confidence interval."""
         if not self.is_of_attention(name):
@@ -88,7 +85,6 @@ class HeadScores(Result):
             raise ValueError(f"no head {head} of layer {layer} among {layers} layers of {heads} heads")
         return interval(self[name][layer, head], level, within=UNBOUNDED).within(0, 1)
 
-    @checked
     def best(self, name: str) -> tuple[int, int, Interval]:
         """Return layer and head with the largest score, chosen on every other prompt, and the score on the rest.
 
@@ -101,7 +97,6 @@ class HeadScores(Result):
         measured = self[name][layer, head, 1::2] if self[name].shape[-1] > 1 else self[name][layer, head]
         return layer, head, interval(measured, within=UNBOUNDED).within(0, 1)
 
-    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return a table with one row per head: layer, head, and the mean of each score over prompts.
 
@@ -223,7 +218,8 @@ def score_heads(
         shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
         for name, weights in places.items():
             weights = weights.expand(len(part), -1, -1)
-            parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
+            equation = "prompt head query key, prompt query key -> head prompt"
+            parts.setdefault(name, []).append(torch.stack([einsum(share, weights, equation) for share in shares]))
             summed[name] = summed.get(name, 0) + weights.sum(0)
         del cache, shares  # before the next are made
     scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
@@ -344,9 +340,3 @@ def _shares(pattern: Float[Tensor, "prompt head query key"], cfg: Any, layer: in
         return pattern
     total = pattern.abs().sum(-1, keepdim=True)
     return pattern.abs() / total.masked_fill(total == 0, 1)
-
-
-def _attention(
-    shares: Float[Tensor, "prompt head query key"], weights: Float[Tensor, "prompt query key"]
-) -> Float[Tensor, "head prompt"]:
-    return einsum(shares, weights, "prompt head query key, prompt query key -> head prompt")

@@ -64,10 +64,7 @@ def measure_target_copying(
         layer: number of the layer.
 
     Returns:
-        A `TargetCopying`: `attention` of x tokens on their targets' tokens (share from 0 to 1) and `pattern_cosine`
-        with `constructions.copy_targets`, `[head prompt]`; `decoding_errors` `[prompt]` of reading targets from their
-        inputs' tokens after the layer (0: readable, 1: not); the model's squared `errors`, and `errors_without` the
-        layer's attention output at x tokens, `[prompt]`.
+        A `TargetCopying` with one value per prompt, or per head and prompt.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
@@ -75,7 +72,10 @@ def measure_target_copying(
         >>> copied = measure_target_copying(load("copy-2l"), LinearRegression().sample(512, seed=0))
         >>> print(copied.intervals()["attention"])
     """
-    _require_interleaved(model, prompts)
+    if model.cfg.prompt_format != "interleaved":
+        raise ValueError(f"copying needs interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
+    if len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
     check_layer(layer, model.cfg.n_layers - 1)
     if len(prompts) < 2:
         raise ValueError(f"the readouts need at least two prompts, got {len(prompts)}")
@@ -143,10 +143,3 @@ def _decoding_errors(
         readout = torch.linalg.lstsq(rows, targets, rcond=rounding, driver="gelsd").solution
         errors[measured] = (xs[measured] @ readout - ys[measured]).square().mean((1, 2))
     return (errors / ys.square().mean()).to(streams.device)
-
-
-def _require_interleaved(model: HookedTransformer, prompts: Prompts) -> None:
-    if model.cfg.prompt_format != "interleaved":
-        raise ValueError(f"copying needs interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
-    if len(prompts) == 0 or prompts.n_context == 0:
-        raise ValueError(f"needs at least one prompt and one context point, got {prompts}")

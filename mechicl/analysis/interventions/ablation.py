@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.grids import Axes, CellGrid, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
-from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
+from mechicl.analysis.interventions.patching import Axes, CellGrid, make_experiment, make_grid, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import check_fields, checked
@@ -89,12 +88,10 @@ def ablate(
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
         component: the activation to replace: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern",
             or another name listed in `patch`.
-        axes: what to sweep: "layer" and any of the component's other axes, for "z" "pos" and "head" (`patch` lists
-            them). By default layer and head, or layer and pos for components without heads. A mapping sweeps only some
-            layers, positions, ...: `{"layer": [3], "head": None}` for all heads of layer 3.
-        method: the replacement: the activation's "mean" over prompts at the same position, "zero", or the activation of
-            another prompt ("resample"). `Replacement(method, reference)` takes means and activations from other
-            prompts; with fewer than about 200 prompts, give means a reference.
+        axes: what to sweep, as for `patch`: `{"layer": [3], "head": None}` for all heads of layer 3. By default layer
+            and head, or layer and pos for components without heads.
+        method: the replacement, described in `Replacement(method, reference)`, which takes means and activations from
+            other prompts; with fewer than about 200 prompts, give means a reference.
         directions: vectors to ablate one at a time, of any length: only the activation's component along the vector is
             replaced. The sweep gets a last axis "direction". Only for components as wide as the stream.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
@@ -103,9 +100,7 @@ def ablate(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
 
     Returns:
-        A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;
-        `strongest(n)` is a table of the largest mean effects with 95% intervals over prompts; `predictions` are
-        `[*axes prompt y]` (or logits, if they are kept).
+        A sweep, as of `patch`: `effect()` is the change of the metric, ablated minus intact, `[*axes prompt]`.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))

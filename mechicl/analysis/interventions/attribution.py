@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.grids import Axes, CellGrid, make_grid
 from mechicl.analysis.interventions.metrics import (
     Inputs,
     Metric,
@@ -16,7 +15,7 @@ from mechicl.analysis.interventions.metrics import (
     evaluate_part,
     name_metrics,
 )
-from mechicl.analysis.interventions.patching import PatchDirection, encode_pair
+from mechicl.analysis.interventions.patching import Axes, CellGrid, PatchDirection, encode_pair, make_grid
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
@@ -48,17 +47,11 @@ def attribute(
     2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
 
     Args:
-        model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).
-        clean: the prompts whose activations replace the others ("denoising").
-        corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
-        component: the activation: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern", or another
-            name listed in `patch`.
-        axes: what to sweep, as for `patch`: by default layer and head, or layer and pos for components without heads.
+        model, clean, corrupted, component, axes, at: as for `patch`.
         direction: "denoising" moves the corrupted run's activations to the clean ones, "noising" the other way.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, with a gradient; or several by name.
             By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all
             positions of points, it has to be given.
-        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
 
     Returns:
         A sweep without predictions: `effect()` is the estimated change of the first metric (the sum above),
@@ -156,15 +149,12 @@ def _sum_cells(changes: Sequence[Tensor], grid: CellGrid) -> Tensor:
 
 
 @checked
-def correlate_effects(
-    estimate: InterventionSweep, real: InterventionSweep, metric: str | None = None, level: float = 0.95
-) -> Interval:
+def correlate_effects(estimate: InterventionSweep, real: InterventionSweep, level: float = 0.95) -> Interval:
     """Correlate estimated and real effects over the cells (Pearson), to see if `attribute` may replace `patch`.
 
     Args:
         estimate: the estimates, from `attribute`.
         real: the sweep of `patch` over the same cells.
-        metric: name of the metric; by default the first.
         level: confidence level of the interval.
 
     Returns:
@@ -176,7 +166,7 @@ def correlate_effects(
         >>> corrupted = corrupt(prompts, "labels")
         >>> correlate_effects(attribute(model, prompts, corrupted), patch(model, prompts, corrupted)).mean
     """
-    a, b = (sweep.effect(metric).double().flatten(0, len(sweep.axes) - 1) for sweep in (estimate, real))
+    a, b = (sweep.effect().double().flatten(0, len(sweep.axes) - 1) for sweep in (estimate, real))
     if a.shape != b.shape or (estimate.axes, estimate.indices) != (real.axes, real.indices):
         raise ValueError(f"sweeps must have the same cells: {estimate.axes} {a.shape} and {real.axes} {b.shape}")
     a, b = a - a.mean(0), b - b.mean(0)

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.analysis.interventions.grids import Axes, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
-from mechicl.analysis.interventions.patching import encode_pair, make_experiment, make_sweep
+from mechicl.analysis.interventions.patching import Axes, encode_pair, make_experiment, make_grid, make_sweep
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import Count, checked
@@ -36,7 +35,6 @@ class PatchingTest(InterventionSweep):
     adjusted_p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
     n_permutations: int = 0
 
-    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return the sweep's table with the columns NAME_mismatched_effect, NAME_p and NAME_p_adjusted."""
         columns = {}
@@ -69,13 +67,8 @@ def patch_and_test(
     cell with the largest effect of each permutation, in units of its cell's standard deviation (Westfall & Young 1993).
 
     Args:
-        model: as for `patch`.
+        model, corrupted, component, axes, metrics: as for `patch`; metrics are of the query's predictions.
         clean: the prompts whose activations are patched in, at least 4.
-        corrupted: the prompts on which the model runs, of the same number and length.
-        component: the activation, as for `patch`.
-        axes: what to sweep, as for `patch`.
-        metrics: a function of the query's predictions `[prompt ...]` that returns `[prompt]`, or several by name; as
-            for `patch`.
         n_permutations: number of random permutations; the smallest p-value is 1 / (n_permutations + 1).
 
     Returns:
@@ -120,7 +113,8 @@ def patch_and_test(
         others = stacked.masked_fill(~there, 0)[..., 1:].sum(-1) / (sizes - 1)
         mismatched[name] = others.unflatten(0, grid.shape)
         mean = (stacked.masked_fill(~there, 0).sum(-1) / sizes).mean(-1)  # over all permutations
-        tests = _compare(stacked[..., 0].mean(-1) - mean, _permuted_means(stacked, shifts) - mean[:, None])
+        permuted = torch.stack([stacked[:, torch.arange(len(into)), each].mean(-1) for each in shifts], -1)
+        tests = _compare(stacked[..., 0].mean(-1) - mean, permuted - mean[:, None])
         plain[name], adjusted[name] = (each.unflatten(0, grid.shape) for each in tests)
     fields = {each.name: getattr(sweep, each.name) for each in dataclasses.fields(sweep)}
     return PatchingTest(
@@ -145,13 +139,6 @@ def _random_shifts(sizes: Int[Tensor, "prompt"], n: int, seed: int) -> Int[Tenso
         blocks.append((order - torch.arange(size)) % size)
         first += size
     return torch.cat(blocks, -1)
-
-
-def _permuted_means(
-    values: Float[Tensor, "cell prompt shift"], shifts: Int[Tensor, "permutation prompt"]
-) -> Float[Tensor, "cell permutation"]:
-    prompts = torch.arange(values.shape[1])
-    return torch.stack([values[:, prompts, each].mean(-1) for each in shifts], -1)
 
 
 def _compare(

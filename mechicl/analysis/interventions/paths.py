@@ -48,13 +48,8 @@ def patch_paths(
         model: a mechicl model in eval mode, or one of TransformerLens' protocol whose layers write `z @ W_O` and read
             the norm of the stream, as GPT-2's do; without clipping or norms after the heads, and for "k" and "v"
             without shared keys and values.
-        clean: the prompts whose activations replace the others ("denoising").
-        corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
+        clean, corrupted, direction, metrics, at: as for `patch`.
         receiver: the input of B that is patched: its queries "q", keys "k" or values "v".
-        direction: "denoising" patches clean activations into the corrupted run, "noising" the other way round.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name; by default the
-            loss against the clean prompts' targets, where there are any.
-        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric

@@ -1,7 +1,9 @@
 """A patching session: one clean and one corrupted prompt, and a set of patches that the user changes."""
 
+import copy
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
+from mechicl.analysis.interventions.patching import make_experiment, make_grid
 from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
-from mechicl.base.threads import holds_models
+from mechicl.base.threads import holding, holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
-from mechicl.models.opening.sites import AXES, Site, axes_of
+from mechicl.models.opening.sites import AXES, BY_KEY, Site, axes_of
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Result
 
@@ -165,12 +167,17 @@ class PatchingSession:
 
     @property
     def labels(self) -> list[str]:
-        """A label for each position, by the prompt format; or token ids, "clean/corrupted" where they differ."""
+        """A label for each position, by the prompt format; or tokens, "clean/corrupted" where they differ."""
         if isinstance(self.clean, Prompts):
             form = self.model.cfg.format  # None where the user's own encode lays prompts out
             return form.labels(self.clean.n_context) if form else [str(pos) for pos in range(self.n_pos)]
-        pairs = zip(self._clean_part[0].tolist(), self._corrupted_part[0].tolist(), strict=True)
-        return [str(a) if a == b else f"{a}/{b}" for a, b in pairs]
+        names = (self.token_names(part[0].tolist()) for part in (self._clean_part, self._corrupted_part))
+        return [a if a == b else f"{a}/{b}" for a, b in zip(*names, strict=True)]
+
+    def token_names(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token id by the model's tokenizer; the ids themselves if it has none."""
+        tokenizer = getattr(self.model, "tokenizer", None)
+        return [str(i) if tokenizer is None else tokenizer.decode([i]).replace("\n", "⏎") for i in ids]
 
     @property
     def target(self) -> Float[Tensor, "y"] | None:
@@ -207,11 +214,16 @@ class PatchingSession:
         return bool(self._future)
 
     @checked
-    def toggle(self, site: Site) -> None:
-        """Add a patch at a site (a component of a layer, at a position, head, ...), or remove it if it is there."""
-        self._check(site)
-        now = self.interventions
-        self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))
+    def toggle(self, site: Site, *more: Site) -> None:
+        """Add patches at sites (each a component of a layer, at a position, ...), or remove them if the first is there.
+
+        Sites that are already patched stay patched when others are added. One `undo` reverts the whole call.
+        """
+        sites, now = (site, *more), self.interventions
+        for each in sites:
+            self._check(each)
+        left = tuple(other for other in now if other not in sites)
+        self._remember(left if site in now else tuple(dict.fromkeys((*now, *sites))))
 
     def clear(self) -> None:
         """Remove all patches; `undo` restores them."""
@@ -228,6 +240,12 @@ class PatchingSession:
         if self._future:
             self._past.append(self._future.pop())
 
+    def copy(self) -> "PatchingSession":
+        """Return a session with the same prompts and patches, and a history that starts here."""
+        other = copy.copy(self)
+        other._past, other._future = [self.interventions], []
+        return other
+
     # ---- results ----
 
     @holds_models
@@ -236,10 +254,55 @@ class PatchingSession:
         """Run the patched, the clean and the corrupted prompt: predictions, metrics, and the share `recovered`."""
         check_eval_mode(self.model)
         clean, corrupted = self._clean_run[0], self._corrupted_prediction
-        patched = self._patched(self.hooks()) if self.interventions else corrupted
+        patched = self._predict(self.interventions)
         name, metric = self._metric()
         values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)
+
+    def single_effects(self, component: str, head: int | None = None) -> Iterator[list[tuple[int, int, float]]]:
+        """Yield (layer, position, share recovered) of every patch of a component alone, in pieces of about 0.1 s.
+
+        The shares equal those of `patch(...).recovered()`, with the session's prompts and metric. Between pieces the
+        model can be used otherwise.
+        """
+        result, at_once = self.result(), 1
+        if math.isnan(result.recovered):
+            raise ValueError(f"clean and corrupted run have the same {self.metric_name}: shares of it are undefined")
+        axes = {"layer": None, "query" if axes_of(component) == BY_KEY else "pos": None}
+        with holding(self.model):
+            tokens, (_, values) = self._adapter.encode(self._corrupted_part), self._clean_run
+            experiment = make_experiment(self._adapter, tokens, tokens, dict([self._metric()]))
+            cells = make_grid(
+                self._adapter, tokens, component, axes | ({} if head is None else {"head": [head]})
+            ).cells()
+            baseline = experiment.run_baseline(len(cells), values)
+            values = {site.hook_name: values[site.hook_name] for (site,) in cells}
+        while cells:
+            started = time.perf_counter()
+            with holding(self.model):
+                (metrics,) = experiment.run_cells(baseline, cells[:at_once], values).values.values()
+            shares = (metrics[:, 0] - result.corrupted_metric) / (result.clean_metric - result.corrupted_metric)
+            places = [(site.layer, _position(site)) for (site,) in cells[:at_once]]
+            yield [(*place, share) for place, share in zip(places, shares.tolist(), strict=True)]
+            cells = cells[at_once:]
+            at_once = max(1, int(at_once * min(4, 0.1 / (time.perf_counter() - started))))
+
+    def why_no_effect(self, site: Site) -> str:
+        """Return why a patch of the session changes nothing, such as the later patch that hides it; "" if it does."""
+        order = [*self._clean_run[1]]
+        patches = sorted(self.interventions, key=lambda each: order.index(each.hook_name))
+        later, others = patches[patches.index(site) + 1 :], [each for each in patches if each != site]
+
+        def adds_nothing(given: Sequence[Site]) -> bool:
+            return self._adapter.same_up_to_rounding(self._predict([*given, site]), self._predict(given))
+
+        if not (adds_nothing(others) and adds_nothing(later)):
+            return ""
+        if adds_nothing([]):
+            return "no effect: both runs have the same activation here, or nothing that follows reads it"
+        there = [each for each in later if _position(each) in (None, _position(site))]
+        hiding = next((each for each in there if adds_nothing([each])), None)
+        return f"hidden by {hiding or 'later patches'}, which replace{'s' if hiding else ''} all that it changes"
 
     @property
     def metric_name(self) -> str:
@@ -248,11 +311,7 @@ class PatchingSession:
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
         """Return the patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
-        clean, every = self._clean_run[1], slice(None)
-        return [
-            (site.hook_name, replacing_hook([(every, every, site)], clean[site.hook_name], copy=True))
-            for site in self.interventions
-        ]
+        return [self._hook(site) for site in self.interventions]
 
     def code(self) -> str:
         """Return Python code for the same interventions, given `model`, `clean` and `corrupted`; sets `prediction`."""
@@ -284,7 +343,7 @@ class PatchingSession:
         check_eval_mode(self.model)
         prediction, cache = self._adapter.run_with_cache(self._adapter.encode(self._clean_part))
         names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
-        return prediction, {name: cache[name] for name in names if name in cache}
+        return prediction, {name: cache[name] for name in cache if name in names}  # in the order of the run
 
     @cached_property
     @torch.no_grad()
@@ -294,6 +353,15 @@ class PatchingSession:
 
     def _patched(self, hooks: list[Any]) -> Tensor:
         return self._adapter.run(self._adapter.encode(self._corrupted_part), hooks)
+
+    @holds_models
+    @torch.no_grad()
+    def _predict(self, sites: Sequence[Site]) -> Tensor:
+        return self._patched([self._hook(site) for site in sites]) if sites else self._corrupted_prediction
+
+    def _hook(self, site: Site) -> tuple[str | Callable[..., Any], Callable[..., Any]]:
+        whole = (slice(None), slice(None), site)
+        return site.hook_name, replacing_hook([whole], self._clean_run[1][site.hook_name], copy=True)
 
     def _metric(self) -> tuple[str, Metric]:
         if self.metric is not None:
@@ -317,6 +385,10 @@ class PatchingSession:
     def _tokens_code(self, name: str, number: int) -> str:
         part = f"{name}[{number}:{number + 1}]"
         return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
+
+
+def _position(site: Site) -> int | None:
+    return site.query if site.pos is None else site.pos
 
 
 def _check_number(which: str, number: int, n_prompts: int) -> int:

@@ -13,9 +13,8 @@ from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
-from mechicl.base.arguments import checked
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +61,12 @@ class InterventionSweep(Result):
         """Return the axes of the cells, for each metric."""
         return dict.fromkeys(self.samples(), self.axes)
 
-    @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
         """Return the layers, positions, ... that were swept along an axis; `size` is unused."""
         if axis not in self.axes:
             raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
 
-    @checked
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
         """Evaluate one more metric on the kept predictions; return a sweep that has it too, under this name."""
         if self.predictions is None:
@@ -84,13 +81,11 @@ class InterventionSweep(Result):
             source_values=self.source_values | extra,
         )
 
-    @checked
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """Return the change of a metric (by default the first) by each intervention, `[*axes prompt]`."""
         name = self._metric(metric)
         return self.values[name] - self.unpatched_values[name]
 
-    @checked
     def recovered(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """Return the share of the difference between source and unpatched run that each cell recovers, `[*axes]`.
 
@@ -101,7 +96,6 @@ class InterventionSweep(Result):
         name = self._metric(metric)
         return self.effect(name).mean(-1) / self._whole(name).mean()
 
-    @checked
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the share that one cell recovers (see `recovered`), with its interval over prompts.
 
@@ -111,7 +105,6 @@ class InterventionSweep(Result):
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
         return ratio_interval(effect, whole, level)
 
-    @checked
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the mean effect of one cell (see `effect`), with its interval over prompts.
 
@@ -119,7 +112,6 @@ class InterventionSweep(Result):
         """
         return interval(self.effect(metric)[self._place(index)], level, within=UNBOUNDED)
 
-    @checked
     def to_patching_result(self, metric: str | None = None) -> PatchingResult:
         """Convert a metric to TransformerLens' `PatchingResult`, for its bootstrap intervals and permutation tests."""
         name = self._metric(metric)
@@ -132,7 +124,6 @@ class InterventionSweep(Result):
             baseline=self.unpatched_values[name],
         )
 
-    @checked
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
         """Return the `n` cells with the largest mean effects, up or down, and their 95% intervals; warn of ties."""
         name = self._metric(metric)

@@ -30,7 +30,6 @@ class MatchedAblation(Result):
     ablated: Float[Tensor, " prompt"]
     matched: Float[Tensor, "draw prompt"]
 
-    @checked
     def effect(self, level: float = 0.95) -> Interval:
         """Return how much more probability the heads' ablation costs than that of random heads, with its interval.
 

@@ -17,7 +17,7 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.statistics import Interval, Result, interval
-from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,6 @@ class Stability(Result):
     selections: tuple[tuple[str, ...], ...]
     jaccard: Float[Tensor, " draw"]
 
-    @checked
     def mean(self, level: float = 0.95) -> Interval:
         """Return the mean Jaccard index over pairs of draws, with its jackknife interval over draws; NaN for two."""
         n, others = len(self.jaccard), self.jaccard.double()
@@ -85,7 +84,8 @@ def stability(
         first, second = set(selections[i]), set(selections[j])
         pairs[i, j] = len(first & second) / len(first | second) if first | second else 1.0
     others = (pairs.sum(1) - 1) / (len(draws) - 1)
-    return Stability(tuple(tuple(map(_named, selection)) for selection in selections), others)
+    named = [[".".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in s] for s in selections]
+    return Stability(tuple(map(tuple, named)), others)
 
 
 def _selected(found: Any, top: int | None) -> list[Hashable]:
@@ -102,7 +102,3 @@ def _selected(found: Any, top: int | None) -> list[Hashable]:
     if found.isnan().any() or top >= found.numel():
         raise ValueError(f"find must return more than top={top} scores without NaN, got {described(found)}")
     return [tuple(map(int, np.unravel_index(i, found.shape))) for i in largest(found, top, "scores of find")[0]]
-
-
-def _named(item: Hashable) -> str:
-    return ".".join(map(str, item)) if isinstance(item, tuple) else str(item)

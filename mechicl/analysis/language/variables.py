@@ -160,10 +160,8 @@ def align_variables(
         fit: the dimension of the subspace, numbers of pairs and epochs, ...: `AlignmentFit(rank, n_pairs, ...)`.
 
     Returns:
-        `accuracy` `[layer pair]`: 1 where the model's answer after the exchange is the causal model's, on held-out
-        pairs; the same in `controls` for "random targets", "untrained" and the exchange of the "whole stream"; `bases`,
-        the subspaces `[layer d_model rank]`. `to_dataframe()` has the mean accuracies of each layer with 95% intervals
-        over pairs.
+        A `VariableAlignment`; `to_dataframe()` has the mean accuracies of each layer, and of the controls, with 95%
+        intervals over pairs.
 
     Example:
         >>> found = align_variables(model, causal, "carry", ids, pos=3, fit=AlignmentFit(rank=2))

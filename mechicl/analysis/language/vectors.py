@@ -12,8 +12,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions import ablate, target_probability
 from mechicl.analysis.interventions.ablation import Replacement
-from mechicl.analysis.interventions.grids import make_grid
-from mechicl.analysis.interventions.patching import make_experiment, sweep_grid
+from mechicl.analysis.interventions.patching import make_experiment, make_grid, sweep_grid
 from mechicl.analysis.interventions.runs import record_within
 from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
@@ -24,8 +23,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import take_apart
 from mechicl.models.temporary_hooks import in_this_thread
 from mechicl.statistics import Result
-from mechicl.statistics.ranking import largest
-from mechicl.statistics.results import NOT_SAMPLES
+from mechicl.statistics.results import NOT_SAMPLES, largest
 from mechicl.text import WordPrompts, WordTask, word_prompts
 from mechicl.text.scores import score_answers
 
@@ -93,11 +91,7 @@ def function_vectors(
         n_clean: number of prompts with true labels that the means are taken over.
 
     Returns:
-        `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
-        probability), and probabilities of the right answer in zero-shot prompts: `added` with the vector after each
-        layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. `few_shot` and `shuffled`
-        `[prompt]` are the same probability after true and after shuffled demonstrations. `intervals()` has means with
-        95% intervals over prompts.
+        A `FunctionVector`; `intervals()` has means with 95% intervals over prompts.
 
     Example:
         >>> found = function_vectors(load_language_model("HuggingFaceTB/SmolLM2-135M"), "antonyms")
@@ -190,10 +184,8 @@ def task_vectors(
 
 @checked
 @contextmanager
-def steering(
-    model: Any, vector: Float[Tensor, "d_model"], layer: int, *, strength: float = 1.0, pos: int | None = None
-) -> Iterator[None]:
-    """Return a context manager that adds `strength * vector` to the residual stream after a layer.
+def steering(model: Any, vector: Float[Tensor, "d_model"], layer: int, *, pos: int | None = None) -> Iterator[None]:
+    """Return a context manager that adds a vector to the residual stream after a layer.
 
     It acts on runs of the thread that enters it. Runs of other threads are not steered.
 
@@ -201,7 +193,6 @@ def steering(
         model: a model with hooks, such as `language.model`.
         vector: the vector to add, such as a function vector.
         layer: number of the layer; the stream after it is `resid_post`.
-        strength: factor of the vector.
         pos: position in the text at which it is added, by default at all; also in runs that continue a text with cached
             keys and values, where positions from the end (-1) are refused, as are those that the text does not have.
 
@@ -230,7 +221,7 @@ def steering(
             lowest = "0, as keys and values are cached," if n_cached[0] else -n
             raise ValueError(f"pos must be {lowest} to {n - 1} for a text of {n} tokens, got {pos}")
         if pos is None or pos % n >= n_cached[0]:
-            stream[:, slice(None) if pos is None else pos % n - n_cached[0]] += strength * vector.to(stream)
+            stream[:, slice(None) if pos is None else pos % n - n_cached[0]] += vector.to(stream)
         return stream
 
     root = getattr(model, "original_model", model)  # a bridge's own hooks do not see the cache

@@ -37,7 +37,6 @@ class LayerErrors(Result):
         points = tuple(range(prompts.n_context + 1 - errors.shape[1], prompts.n_context + 1))
         return cls(errors[:, -1:], points[-1:]) if at == "query" else cls(errors, points)
 
-    @checked
     def by_layer(self, level: float = 0.95) -> list[Interval]:
         """Return the mean error over `points`, with an interval over prompts, for each layer from 0 to n_layers."""
         return [interval(errors.mean(0), level, within=UNBOUNDED) for errors in self.squared_errors]

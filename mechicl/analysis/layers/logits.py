@@ -13,9 +13,9 @@ from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import Hook, ModelAdapter
-from mechicl.models.opening.edges import list_nodes
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.parts import record_writes, take_apart
+from mechicl.models.opening.sites import list_nodes
 from mechicl.models.transformer.attention import soft_cap
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import UNBOUNDED, Result, interval
@@ -128,7 +128,6 @@ class LogitAttribution(Result):
     logits: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
     errors: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
 
-    @checked
     def strongest(self, n: int = SHOWN) -> list[str]:
         """Return the components with the largest mean contributions, up or down."""
         order = self.contributions.mean(-1).abs().argsort(descending=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
+from mechicl.analysis.layers.readouts import PENALTIES, Folds, RidgeSums, count_sums
 from mechicl.base.arguments import NonNegative, calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
@@ -200,10 +200,9 @@ def probe(
             for each layer, position and entry of a quantity.
 
     Returns:
-        A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe), where
-        layer 0 is the stream before the first layer; `control()` is that of the control task, `selectivity()` the
-        difference. `best(quantity)` returns the layer and position with the largest R², and the R² with a 95% interval
-        over prompts. `to_dataframe()` has all of them.
+        A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe),
+        `control()` that of the control task. `best(quantity)` returns the layer and position with the largest R², and
+        the R² with a 95% interval over prompts. `to_dataframe()` has all of them.
 
     Example:
         >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)

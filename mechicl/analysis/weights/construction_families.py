@@ -187,7 +187,9 @@ def project_weights(family: Family, model: HookedTransformer) -> Projection:
         layers = [slice(i, i + 1) for i in range(n_layers)]
         by_head = [concatenate([nearest_in(layer, head) for layer in layers], axis=0) for head in heads]
         nearest = concatenate(by_head, axis=1)
-    distances = (_relative_distance(getattr(products, name), getattr(nearest, name)) for name in ("W_KQ", "W_PV"))
+    pairs = ((products.W_KQ, nearest.W_KQ), (products.W_PV, nearest.W_PV))
+    norms = [((a - b).flatten(2).norm(dim=-1), b.flatten(2).norm(dim=-1).clamp(min=1e-300)) for a, b in pairs]
+    distances = [distance / size for distance, size in norms]
     return Projection(total, beta, products, nearest, *distances)
 
 
@@ -237,7 +239,3 @@ def _least_squares(basis: WeightProducts, products: WeightProducts, base: Weight
     design = torch.cat([basis.W_KQ.flatten(1), basis.W_PV.flatten(1)], dim=1).T
     rest = torch.cat([(products.W_KQ - base.W_KQ).flatten(), (products.W_PV - base.W_PV).flatten()])
     return torch.linalg.lstsq(design, rest[:, None], driver="gelsd").solution[:, 0]
-
-
-def _relative_distance(a: Tensor, b: Tensor) -> Float[Tensor, "layer head"]:
-    return (a - b).flatten(2).norm(dim=-1) / b.flatten(2).norm(dim=-1).clamp(min=1e-300)

@@ -141,10 +141,9 @@ def fit_construction(
         seed: seed of the prompts to match on; the held-out prompts have `seed + 1`.
 
     Returns:
-        A `ConstructionFit` with the members `projected`, `layerwise`, `matched`, and `best` (matched, or projected
-        without it). Each has `parameters` by name `[seed ...]` and `models`. `relative_distances()` is the squared
-        distance of predictions over the trained model's mean squared prediction, `loss_ratios()` the member's loss over
-        the trained one's; both of `best`, one 95% interval over held-out prompts per seed.
+        A `ConstructionFit` with the members `projected`, `layerwise`, `matched`, and `best`. Each has `parameters` by
+        name `[seed ...]` and `models`. `relative_distances()` and `loss_ratios()` compare `best` with the trained
+        models, one 95% interval over held-out prompts per seed.
 
     Example:
         >>> task = LinearRegression()
@@ -198,10 +197,7 @@ def fit_construction(
 
 
 def match_predictions(
-    family: Family,
-    start: Float[Tensor, "parameter"],
-    prompts: Prompts,
-    targets: Float[Tensor, "prompt y"],
+    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, targets: Float[Tensor, "prompt y"]
 ) -> Float[Tensor, "parameter"]:
     """Find the parameters with the least squared distance of predictions from targets (L-BFGS in float64)."""
     tokens = family.template.encode(prompts)

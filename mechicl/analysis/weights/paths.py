@@ -81,7 +81,6 @@ class LossPath(Result):
     squared_errors: Float[Tensor, "alpha prompt"]
     curve: WeightCurve | None = field(metadata={"stored": False}, default=None)
 
-    @checked
     def model(self, alpha: Annotated[float, between(-1000, 1000)]) -> HookedTransformer:
         """Make the model at α, from -1000 to 1000; a ValueError for a path loaded from a file, which has no models."""
         if self.curve is None:

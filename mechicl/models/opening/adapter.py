@@ -15,7 +15,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import count_undefined
 from mechicl.base.precision import at_least_float32
-from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.models import HookedTransformer, PromptedModel, TableTransformer
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
@@ -100,11 +100,10 @@ class ModelAdapter:
 
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = (), cache: Any = None) -> Tensor:
         """Return the predictions of a run from the tokens on, after those whose keys and values are in a cache."""
+        options = {} if cache is None else {"past_kv_cache" if self.reads_prompts else "past_key_values": cache}
         if not self.reads_prompts:
-            options = {} if cache is None else {"past_key_values": cache}
             return self._select_read(self._run_other(tokens, hooks, **options))
         with self.model.hooks(fwd_hooks=list(hooks)):
-            options = {} if cache is None else {"past_kv_cache": cache}
             return self._select_read(self.model(tokens, at=self.at, **options))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
@@ -308,6 +307,8 @@ class ModelAdapter:
         return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []
 
     def _select_read(self, outputs: Tensor) -> Tensor:
+        if isinstance(self.model, TableTransformer):  # predictions of classes are probabilities
+            outputs = self.model.decode(outputs)
         # metrics, probabilities and their differences need more digits than half precision has
         return at_least_float32(outputs[:, -1] if self.at == "query" else outputs)
 

@@ -1,4 +1,4 @@
-"""`Site`: a place in a model, the activation of a component in a layer, at some position and head."""
+"""Places in a model: `Site`, part of an activation; `Node` and `Edge`, parts that read and write the stream."""
 
 import difflib
 from collections.abc import Iterable
@@ -15,6 +15,9 @@ BY_HEAD = ("pos", "head")
 BY_STATE = ("head", "pos")
 BY_KEY = ("head", "query", "key")
 BY_NEURON = ("pos", "neuron")
+BY_CELL = ("pos", "column")
+OF_TABLES = ("q", "k", "v", "z", "attn_scores", "pattern")
+"""Components of each of the two attentions of a model of tables, with "col_" or "row_" before them."""
 AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp_in"), BY_POS),
     **dict.fromkeys(("q", "k", "v", "z", "result", "attn_in", "q_input", "k_input", "v_input"), BY_HEAD),
@@ -22,9 +25,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "state": BY_STATE,
     **dict.fromkeys(("attn_scores", "pattern"), BY_KEY),
     **dict.fromkeys(("pre", "post"), BY_NEURON),
+    **dict.fromkeys(("cell_pre", "cell_mid", "cell_post", "col_attn_out", "row_attn_out", "cell_mlp_out"), BY_CELL),
+    **{f"{over}_{name}": (*BY_CELL, "head") for over in ("col", "row") for name in OF_TABLES[:4]},
+    **{f"col_{name}": ("pos", *BY_KEY) for name in OF_TABLES[4:]},
+    **{f"row_{name}": ("column", *BY_KEY) for name in OF_TABLES[4:]},
 }
 """The axes of each component's activation between `prompt` and its features: `pos`, `head`, of a pattern the `query`
-and `key` positions, and of an MLP's hidden layer the `neuron`."""
+and `key` positions, and of an MLP's hidden layer the `neuron`. In models of tables `pos` is the row, `cell_...` is the
+stream (or the MLP's output) with an axis for its `column`, and the query and key are columns or rows."""
 
 ON_REQUEST = {
     "hook_result": "set_use_attn_result",
@@ -46,13 +54,15 @@ class Site:
             "attn_scores", "pattern", "pre" or "post" (an MLP's hidden layer before and after its activation function);
             in recurrent layers "gate" and "step"; if the model computes them, "state" (of a recurrent layer's head),
             "result", and the inputs from the stream "attn_in", "q_input", "k_input", "v_input" (of each head),
-            "mlp_in".
+            "mlp_in". In models of tables "cell_pre", "cell_mid", "cell_post", "cell_mlp_out", and for the attention
+            between columns "col_attn_out", "col_z", "col_pattern", ..., between rows "row_attn_out", "row_z", ...
         layer: number of the layer.
-        pos: position; not for scores and patterns.
+        pos: position, in models of tables the row; not for scores and patterns.
         head: head, for parts of the attention.
         query: query position, for scores and patterns.
         key: key position, for scores and patterns.
         neuron: neuron, for "pre" and "post".
+        column: column of a table, the label's last.
 
     Example:
         >>> Site("z", layer=3, pos=40, head=1).hook_name
@@ -66,11 +76,14 @@ class Site:
     query: int | None = None
     key: int | None = None
     neuron: int | None = None
+    column: int | None = None
 
     def __post_init__(self):
         check_fields(self)
         axes = axes_of(self.component)
-        named = [axis for axis in ("pos", "head", "query", "key", "neuron") if getattr(self, axis) is not None]
+        named = [
+            axis for axis in ("pos", "column", "head", "query", "key", "neuron") if getattr(self, axis) is not None
+        ]
         extra = [axis for axis in named if axis not in axes]
         if extra:
             raise ValueError(f"{self.component!r} has the axes {axes}, not {extra}")
@@ -93,6 +106,11 @@ class Site:
 
 def hook_name(component: str, layer: int) -> str:
     """Return the name of a component's hook in a layer."""
+    over, _, part = component.partition("_")
+    if over in ("col", "row") and part in OF_TABLES:
+        return f"blocks.{layer}.{over}_attn.hook_{part}"
+    if over == "cell":
+        return get_act_name("mlp_out" if part == "mlp_out" else f"resid_{part}", layer)
     # those of recurrent layers are not TransformerLens'
     return get_act_name(component, layer, "attn" if component in ("gate", "step", "state") else None)
 
@@ -150,3 +168,111 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """For messages: "; did you mean ...?", or "" if no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# ---- nodes (parts of a model that read and write the residual stream) and edges between them ----
+
+
+@storable
+@dataclass(frozen=True, order=True)
+class Node:
+    """A part of a model that reads the residual stream and writes to it.
+
+    Attributes:
+        layer: its layer; -1 for the embedding.
+        head: its number; None for an MLP, or for the embedding.
+    """
+
+    layer: int
+    head: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __str__(self) -> str:
+        if self.layer < 0:
+            return "embedding"
+        return f"MLP {self.layer}" if self.head is None else f"head {self.layer}.{self.head}"
+
+
+@storable
+@dataclass(frozen=True)
+class Edge:
+    """The output of one node as an input of another.
+
+    Heads that share keys and values have one edge by k or v, to the first of them, which affects all (`list_reached`).
+
+    Attributes:
+        sender: the node that writes.
+        receiver: the node that reads; None for the read-out.
+        by: "q", "k" or "v" of a head; "" otherwise.
+    """
+
+    sender: Node
+    receiver: Node | None
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __str__(self) -> str:
+        to = "output" if self.receiver is None else str(self.receiver)
+        return f"{self.sender} → {to}{f' ({self.by})' if self.by else ''}"
+
+
+EMBEDDING = Node(-1)
+"""The first node: tokens and positions."""
+
+
+def list_nodes(model: Any) -> list[Node]:
+    """List the embedding, and each layer's heads and MLP, in order of computation."""
+    nodes = [EMBEDDING]
+    for layer in range(model.cfg.n_layers):
+        nodes += [Node(layer, head) for head in range(model.cfg.n_heads)]
+        nodes += [Node(layer)] if has_mlp(model, layer) else []
+    return nodes
+
+
+def has_mlp(model: Any, layer: int) -> bool:
+    """True if a layer has an MLP; models with `attn_only` may have hooks for MLPs without neurons."""
+    return not getattr(model.cfg, "attn_only", False) and get_act_name("mlp_out", layer) in hook_names(model)
+
+
+def list_edges(model: Any) -> list[Edge]:
+    """List all edges, by receiver in order of computation.
+
+    There are none from a layer's heads to its MLP if both read the stream before the layer ("parallel", as in GPT-J)
+    and, by k and v, only those to the first of heads that share keys and values.
+    """
+    nodes, edges, key_heads = list_nodes(model), [], list_key_heads(model)
+    for receiver in nodes[1:]:
+        senders = [node for node in nodes if node.layer < receiver.layer]
+        if receiver.head is None and not is_parallel(model):
+            senders += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
+        ways = [""] if receiver.head is None else ["q", "k", "v"] if receiver.head in key_heads else ["q"]
+        edges += [Edge(sender, receiver, by) for by in ways for sender in senders]
+    return edges + [Edge(sender, None) for sender in nodes]
+
+
+def list_key_heads(model: Any) -> list[int]:
+    """List the first head of each group that shares keys and values; without groups, every head."""
+    n_heads = model.cfg.n_heads
+    n_groups = getattr(model.cfg, "n_key_value_heads", None) or n_heads
+    return list(range(0, n_heads, n_heads // n_groups))
+
+
+def list_reached(model: Any, edge: Edge) -> list[Node]:
+    """List the nodes that read an edge: its receiver, and by k and v all heads that share them."""
+    receiver = edge.receiver
+    if receiver is None:
+        return []
+    if receiver.head is None or edge.by == "q":
+        return [receiver]
+    size = model.cfg.n_heads // len(list_key_heads(model))
+    first = receiver.head - receiver.head % size
+    return [Node(receiver.layer, head) for head in range(first, first + size)]
+
+
+def is_parallel(model: Any) -> bool:
+    """True if the MLP of each layer reads the stream before the layer, as its attention does ("parallel")."""
+    return bool(getattr(model.cfg, "parallel_attn_mlp", False))

@@ -65,7 +65,9 @@ def wrap(
         decode: a function of the module's output that returns predictions: `[prompt y]` of the query, or
             `[prompt point y]` of every point. By default the output itself, at the points if it has positions.
         layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
-            stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
+            stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`. A module
+            of tables may have streams `[prompt row column d_model]`: positions are rows, and `patch` and `ablate` take
+            the components "cell_pre" and "cell_post" of single columns.
         attention: sub-modules that return the attention's update of the stream (`blocks.{l}.hook_attn_out`), or a
             mapping with some of the following. `nn.MultiheadAttention` is opened entirely without further names.
 
@@ -113,18 +115,14 @@ def wrap(
     if isinstance(module, HookedRootModule):
         raise TypeError(f"{type(module).__name__} has TransformerLens' hooks already: use it without wrap()")
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"wrap() takes a torch.nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions"
-        )
+        raise TypeError(f"wrap() takes an nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions")
     reading = encode if isinstance(encode, Reading) else Reading(encode)
     module = _unwrapped(module)
     if layers is not None and isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"{type(module).__name__} is compiled by torch.jit and runs no hooks: wrap the original")
     if reading.call is None and not _takes_one_tensor(module):
         arguments = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
-        raise ValueError(
-            f"{arguments} does not take one tensor: give Reading(encode, call=lambda module, tokens: module(...))"
-        )
+        raise ValueError(f"{arguments} does not take one tensor: give Reading(encode, call=lambda module, x: ...)")
     heads = _read_attention(module, attention)
     declared = {"attention": heads.parts or None, "mlp": mlp, "resid_mid": resid_mid}
     if layers is None and (without := [keyword for keyword, names in declared.items() if names is not None]):

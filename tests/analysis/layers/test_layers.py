@@ -12,7 +12,7 @@ from mechicl.algorithms import gradient_descent, newton
 from mechicl.analysis import Lens, Readouts, fit_readouts, probe
 from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.analysis.layers.layer_learners import trajectories
-from mechicl.analysis.layers.linear_maps import RidgeSums
+from mechicl.analysis.layers.readouts import RidgeSums
 from mechicl.base.settings import settings
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.analysis.circuits.cuts import on_paths
+from mechicl.analysis.circuits.search import on_paths
 from mechicl.base.settings import settings
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import (
+from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import (
     EMBEDDING,
     Edge,
     Node,
@@ -22,7 +23,6 @@ from mechicl.models.opening.edges import (
     list_nodes,
     list_reached,
 )
-from mechicl.models.opening.parts import record_writes
 from tests.families import FAMILIES, open_family, putting, token_ids
 from tests.pages import ROOT
 

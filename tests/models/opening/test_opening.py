@@ -14,9 +14,9 @@ import mechicl
 from mechicl.analysis.circuits import Edge, Node
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.edits import check_edits, without_user_hooks
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import (

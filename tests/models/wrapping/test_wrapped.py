@@ -368,7 +368,7 @@ def test_a_part_that_runs_several_times_is_several_layers(listed):
     stream = block(net.read_in(Paired(3, 1).encode(prompts)))
     stream = stream + block.attn(block.ln1(stream))
     assert_close(zeroed, net.head(block(stream)))
-    with pytest.raises(ValueError, match=r"runs 3 times in a pass, and is named 1 times"):
+    with pytest.raises(ValueError, match=r"runs 3 times, and is named 1 times"):
         mechicl.wrap(net, encode="paired", layers=names[:1]).predict(prompts)
 
 
