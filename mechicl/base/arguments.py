@@ -245,9 +245,12 @@ def _checked_value(
 
 def _is_raw(value: Any) -> bool:
     """True for a model of transformers, which is not imported here because that takes seconds."""
-    if not isinstance(value, torch.nn.Module):
-        return False
-    return any(each.__module__ == "transformers.modeling_utils" for each in type(value).__mro__)
+    return isinstance(value, torch.nn.Module) and _is_of_transformers(type(value))
+
+
+@functools.cache
+def _is_of_transformers(kind: type) -> bool:
+    return any(each.__module__ == "transformers.modeling_utils" for each in kind.__mro__)
 
 
 def _is_path(value: PurePath | str) -> bool:
@@ -257,26 +260,35 @@ def _is_path(value: PurePath | str) -> bool:
         return False
 
 
-_parts = functools.cache(parts_of)
-
-
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
     """Tell whether a value has the annotated type.
 
     Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
     """
-    parts = _parts(hint)
-    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts:
+    tests = _tests(hint, undefined)
+    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts_of(hint):
         return False
-    return any(_fits_part(value, part, undefined) for part in parts)
+    return any(test(value) for test in tests)
 
 
-def _fits_part(value: Any, part: Any, undefined: bool) -> bool:
+@functools.cache
+def _tests(hint: Any, undefined: bool) -> tuple[Callable[[Any], bool], ...]:
+    return tuple(_test(part, undefined) for part in parts_of(hint))
+
+
+def _test(part: Any, undefined: bool) -> Callable[[Any], bool]:
+    """The test of one alternative of an annotation."""
     origin = get_origin(part)
     if inspect.isclass(origin) and issubclass(origin, Iterable) and get_args(part):
-        is_read = isinstance(value, Collection)  # an iterator would be used up
-        return isinstance(value, origin) and (not is_read or _elements_fit(value, part, undefined))
-    return is_bearable(value, part, conf=_CONFS[undefined])
+        return lambda value: (
+            isinstance(value, origin)
+            and (  # an iterator would be used up
+                not isinstance(value, Collection) or _elements_fit(value, part, undefined)
+            )
+        )
+    if type(part) is type and part not in (int, float):  # beartype takes ten times as long
+        return lambda value: isinstance(value, part)
+    return lambda value: is_bearable(value, part, conf=_CONFS[undefined])
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:

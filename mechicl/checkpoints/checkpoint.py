@@ -177,9 +177,8 @@ class Checkpoint:
     @checked
     def iterate_snapshots(self, dtype: torch.dtype | None = None) -> Iterator[list[Model]]:
         """Yield the models at each snapshot: the same objects each time, with other weights, which is quicker."""
-        if self.snapshots is None:
-            raise CheckpointError(f"{self.name} was saved without snapshots")
         models = [model if dtype is None else model.to(dtype) for model in self.models_at(0)]
+        assert self.snapshots is not None
         for i in range(len(self.snapshots.steps)):
             fill_models(models, {name: weights[i] for name, weights in self.snapshots.weights.items()})
             yield models

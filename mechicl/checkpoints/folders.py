@@ -117,8 +117,9 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         with _checked(snapshots_path):
             _check_snapshots(*read_outline(snapshots_path), outline)
             _check_digest(snapshots_path, digests)
-            stacked, metadata = read_tensors(snapshots_path)
-            snapshots = _snapshots(_in_full(cfg, stacked), metadata)
+            weights, metadata = read_tensors(snapshots_path)
+            dtype = models[0].cfg.torch_dtype  # snapshots in files may have half of that
+            snapshots = _snapshots({name: each.to(dtype) for name, each in weights.items()}, metadata)
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 
@@ -300,9 +301,9 @@ def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int
 
 
 def _in_full(cfg: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights that a file has in 16 bits, at half the size, to the float32 of the config."""
-    full, halves = dtype_name(cfg.dtype) == "float32", (torch.bfloat16, torch.float16)
-    return {name: each.float() if full and each.dtype in halves else each for name, each in weights.items()}
+    """Convert weights that a file has in bfloat16, at half the size, to the float32 of the config."""
+    full = dtype_name(cfg.dtype) == "float32"
+    return {name: each.float() if full and each.dtype == torch.bfloat16 else each for name, each in weights.items()}
 
 
 def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:

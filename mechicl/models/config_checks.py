@@ -52,17 +52,25 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     return kind(**data)
 
 
-class PlainConfig:
-    """Part of the configs of models other than `HookedTransformer`, in which no default depends on other fields."""
+class OwnConfig:
+    """Base of the configs of models other than transformers of tokens: frozen dataclasses with x_dim, y_dim, dtype.
 
-    architecture: ClassVar[str]  # name in files
-    dtype: str
+    A subclass sets `architecture`, its name in saved data, and has a `format`.
+    """
+
+    architecture: ClassVar[str]
     y_dim: int
+    dtype: str
 
     @property
     def d_out(self) -> int:
         """Width of the model's outputs."""
         return self.y_dim
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of positions of a prompt with `n_context` points."""
+        return cast(Any, self).format.n_tokens(cast(Any, self).n_context)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -74,13 +82,16 @@ class PlainConfig:
         return dataclasses.replace(cast(Any, self), **changes)
 
     def unfilled(self) -> Self:
-        """Return the config itself; see `TransformerConfig.unfilled`."""
+        """Return the config, in which no default depends on other fields; see `TransformerConfig.unfilled`."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields but the device, and the architecture, as plain JSON data."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(cast(Any, self)) if f.name != "device"}
-        return {"architecture": self.architecture, **fields}
+        fields = dataclasses.fields(cast(Any, self))
+        return {
+            "architecture": self.architecture,
+            **{f.name: getattr(self, f.name) for f in fields if f.name != "device"},
+        }
 
     @classmethod
     @checked

@@ -76,12 +76,14 @@ class LayeredModel(HookedRootModule):
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _checked(predict(prompts))
-        each = max(self.bytes_per_prompt(prompts), 1)
-        bound = settings.memory
-        if prompts.xs.device.type == "cpu":
-            bound = min(bound, max(FAST_BYTES, FEWEST * each))
-        at_a_time = max(1, int(bound / each))
         with torch.no_grad():
+            if len(prompts) == 1:
+                return _checked(predict(prompts))
+            each = max(self.bytes_per_prompt(prompts), 1)
+            bound = settings.memory
+            if prompts.xs.device.type == "cpu":
+                bound = min(bound, max(FAST_BYTES, FEWEST * each))
+            at_a_time = max(1, int(bound / each))
             if len(prompts) <= at_a_time:
                 return _checked(predict(prompts))
             return _checked(torch.cat([predict(part) for part in prompts.split(at_a_time)]))

@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import PlainConfig, check_dtype_and_device
+from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -23,7 +23,7 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig(PlainConfig):
+class LSTMConfig(OwnConfig):
     """Every choice that makes a `HookedLSTM`. Prompts are always interleaved.
 
     Attributes:
@@ -66,11 +66,6 @@ class LSTMConfig(PlainConfig):
     def d_token(self) -> int:
         """Width of a token."""
         return self.format.d_token
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of positions of a prompt with `n_context` points."""
-        return self.format.n_tokens(self.n_context)
 
 
 class LSTMBlock(nn.Module):

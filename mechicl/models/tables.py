@@ -19,42 +19,16 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, Count, Natural, check_fields, checked
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import PlainConfig, check_dtype_and_device
+from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.layers import MLP
 from mechicl.models.transformer.norms import BlockPart, LayerNorm
-from mechicl.prompts import At, Prompts
-from mechicl.prompts.tables import Tables
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """Layout of a prompt as a table: positions are rows, the last one is the query.
-
-    Attributes:
-        x_dim: number of columns without the label's.
-        y_dim: number of values of a label.
-    """
-
-    x_dim: Count
-    y_dim: Count
-
-    def n_tokens(self, n_context: int) -> int:
-        """Return the number of rows of a prompt."""
-        return n_context + 1
-
-    def prediction_positions(self, n_tokens: int) -> slice:
-        """Return the rows at which predictions are read: the last one."""
-        return slice(n_tokens - 1, n_tokens)
-
-    def labels(self, n_context: int) -> list[str]:
-        """Return a label for each row: `row 1`, ..., `query`."""
-        return [f"row {i + 1}" for i in range(n_context)] + ["query"]
+from mechicl.prompts import At, Paired, Prompts, Tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableConfig(PlainConfig):
+class TableConfig(OwnConfig):
     """Every choice that makes a `TableTransformer`.
 
     Attributes:
@@ -102,9 +76,9 @@ class TableConfig(PlainConfig):
             object.__setattr__(self, "d_mlp", 2 * self.d_model)
 
     @property
-    def format(self) -> TableLayout:
-        """The layout of a prompt with `x_dim` columns."""
-        return TableLayout(self.x_dim, self.y_dim)
+    def format(self) -> Paired:
+        """The layout by rows: each has a point, and the last one is the query."""
+        return Paired(self.x_dim, self.y_dim)
 
     @property
     def d_token(self) -> int:
@@ -115,11 +89,6 @@ class TableConfig(PlainConfig):
     def d_head(self) -> int:
         """Width of a head."""
         return self.d_model // self.n_heads
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of rows of a prompt with `n_context` labels."""
-        return self.n_context + 1
 
     @property
     def of_parts(self) -> TransformerConfig:
@@ -255,8 +224,9 @@ class TableTransformer(PromptedModel):
                 continue
             leaf = name.rsplit(".", 1)[-1]
             if leaf.startswith("W_"):
-                heads = weight.shape[0] if leaf == "W_O" else 1
-                fan_in = 1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * heads
+                fan_in = (
+                    1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * (weight.shape[0] if leaf == "W_O" else 1)
+                )
                 fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float32, device="cpu")
                 weight.copy_(fresh / math.sqrt(fan_in) * (smaller if leaf in ("W_O", "W_out") else 1))
             elif leaf == "w":
@@ -318,8 +288,10 @@ class TableTransformer(PromptedModel):
         Args:
             input: tokens (see `encode`), prompts or tables; with `start_at_layer`, the stream before that layer, of
                 prompts with one query.
-            at: rows of the outputs: all "positions", the rows to predict ("query" or "points"), or a slice. The others
-                are those of `PromptedModel.forward`, without losses.
+            return_type: "logits" for the outputs, or None for a run for hooks only.
+            start_at_layer: begin before this block; negative numbers count from the end.
+            stop_at_layer: end before this block and return the stream there; negative numbers count from the end.
+            at: rows of the outputs: all "positions", the rows to predict ("query" or "points"), or a slice.
 
         Returns:
             Outputs `[table row d_out]` (values, or logits of classes), or with `stop_at_layer` the stream
@@ -374,22 +346,15 @@ class TableTransformer(PromptedModel):
 
     # ---- the stream of the label's column ----
 
-    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
-        return stream[:, positions, -1]
+    @checked
+    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
+        """Yield the stream of the label's column before the first layer and after each; see `PromptedModel`."""
+        stream = self.forward(prompts, stop_at_layer=0)
+        rows = self._positions(at, stream.shape[1])
+        yield stream[:, rows, -1]
+        for layer in range(self.cfg.n_layers):
+            stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
+            yield stream[:, rows, -1]
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        # one table of many rows to predict for each prefix
-        passes = []
-        for place, t in enumerate(points):
-            labels = prompts.ys.new_zeros(len(queries), queries.shape[2], prompts.y_dim)
-            xs = torch.cat([prompts.xs[:, :t], queries[:, place]], dim=1)
-            passes.append(self._table_streams(Tables(xs, torch.cat([prompts.ys[:, :t], labels], dim=1), t)))
-        for streams in zip(*passes, strict=True):
-            yield torch.stack(streams, dim=1)
-
-    def _table_streams(self, tables: Tables) -> Iterator[Float[Tensor, "table query d_model"]]:
-        stream = self.embed_tokens(self.encode(tables))
-        yield stream[:, tables.n_context :, -1]
-        for block in self.blocks:
-            stream = block(stream, tables.n_context, fused=not self._is_hooked())
-            yield stream[:, tables.n_context :, -1]
+        return self._query_streams_one_by_one(prompts, queries, points)

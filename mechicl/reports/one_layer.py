@@ -197,7 +197,7 @@ def _roll_outs(kind: "OneLayer") -> Measured:
         for step in range(REPEATS + 1):
             if step:
                 stream = stream + damping * (model(stream, start_at_layer=0, stop_at_layer=1) - stream)
-            predicted = model.decode(model(stream, start_at_layer=1))[:, -1]
+            predicted = model(stream, start_at_layer=1, at="query")[:, -1]
             steps.append((predicted - prompts.query.ys).square().mean())
         return torch.stack(steps)
 

@@ -91,7 +91,7 @@ def find_circuit(
         else:
             try:
                 scoring = "mask-ig" if search == "exact" else "eap-ig"
-                scores = estimate_effects(problem, scoring, progress=False)
+                scores = estimate_effects(problem, scoring, progress=progress)
                 sizes = scores.mean(1).abs().nan_to_num()
             except NoGradient:
                 if search != "exact":

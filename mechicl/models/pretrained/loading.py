@@ -40,7 +40,6 @@ class Request:
     checkpoint: tuple[int | None, int | None] = (None, None)
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
-    first_n_layers: int | None = None
     tokenizer: Any = None
     padding_side: Any = None
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -59,8 +58,6 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
     name = official_name(request.name)
     index, step = request.checkpoint
     fields = {key: value for key, value in request.fields.items() if value is not None}
-    if request.first_n_layers is not None:
-        fields["n_layers"] = request.first_n_layers
     tokenizer_name: str | None = name
     files = None if request.hf_model is not None else find_lens_files(name, options, index, step)
     if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or request.hf_model is not None):
@@ -78,10 +75,8 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
             hf_model = _load(name, dtype, options, is_meta=str(request.device) == "meta")
         elif not isinstance(hf_model, transformers.PreTrainedModel):
             raise ArgumentError(f"hf_model must be a model of transformers, got {type(hf_model).__name__}")
-        model = from_transformers(
-            model_class, hf_model, dtype=dtype, first_n_layers=request.first_n_layers, fields=fields,
-            copies=request.hf_model is not None,
-        )  # fmt: skip
+        copies = request.hf_model is not None
+        model = from_transformers(model_class, hf_model, dtype=dtype, fields=fields, copies=copies)
     if request.device is not None:
         model.to(request.device)
     tokenizer = request.tokenizer
@@ -97,7 +92,6 @@ def from_transformers(
     hf_model: Any,
     *,
     dtype: torch.dtype | None = None,
-    first_n_layers: int | None = None,
     fields: Mapping[str, Any] | None = None,
     copies: bool = True,
 ) -> Model:
@@ -113,10 +107,10 @@ def from_transformers(
     kept: torch.dtype = dtype or hf_model.dtype
     if "embedding_scale" in translated:
         translated["embedding_scale"] = embedding_scale(config.hidden_size, kept)
-    n_layers = translated["n_layers"]
-    if first_n_layers is not None and first_n_layers > n_layers:
-        raise ValueError(f"first_n_layers={first_n_layers}, but the model has {n_layers} layers")
-    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": kept, "device": "meta"})
+    n_layers, fields = translated["n_layers"], dict(fields or {})
+    if fields.get("n_layers", 0) > n_layers:
+        raise ValueError(f"first_n_layers={fields['n_layers']}, but the model has {n_layers} layers")
+    cfg = TransformerConfig(**translated | fields | {"dtype": kept, "device": "meta"})
     weights, lacks = hf_model.state_dict(), family.lacks(config)
 
     def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:

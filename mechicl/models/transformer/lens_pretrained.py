@@ -87,17 +87,15 @@ class LensPretrained(LensNames):
             raise ValueError(f"n_devices={n_devices}: the model is on one device; move parts of it with torch")
         if checkpoint_value is not None and checkpoint_label is not None:
             raise ValueError("checkpoint_label is another name of checkpoint_value: give one of them")
-        dtype = from_pretrained_kwargs.pop("torch_dtype", dtype)
         request = Request(
             name=str(model_name),
             hf_model=hf_model,
             checkpoint=(checkpoint_index, checkpoint_label if checkpoint_value is None else checkpoint_value),
             device=device if move_to_device else None,
-            dtype=dtype,
-            first_n_layers=first_n_layers,
+            dtype=from_pretrained_kwargs.pop("torch_dtype", dtype),
             tokenizer=tokenizer,
             padding_side=default_padding_side,
-            fields={"n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
+            fields={"n_layers": first_n_layers, "n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
             options=from_pretrained_kwargs,
         )
         model = open_pretrained(cls, request)
