@@ -1,6 +1,7 @@
 """Parts of reports on components, on interventions and on fine-tuning, against the analyses that they show."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from mechicl.reports.heads import (
     ABLATED,
     HEADS_SEED,
     RESTORED,
+    ablate_heads,
     measure_model_parts,
     no_model_parts,
 )
@@ -259,3 +261,11 @@ def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
     errors = (model.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
     assert rows["squared error reading the context"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
     assert rows["error of reading attention as a weight update, layer 0"].mean < 1e-4
+
+
+def test_a_single_head_has_no_map_of_heads():
+    model = HookedTransformer(replace(PAIRED, n_layers=1, n_heads=1), seed=0).eval()
+    prompts = TASK.sample(4, seed=0)
+    without, sections = ablate_heads(model, prompts, progress=False)
+    assert without.effect().shape == (1, 1, 4)
+    assert sections == []
