@@ -42,8 +42,8 @@ def compare(args: Any) -> Comparison:
                 rows.append(Row(f"{label}: {quantity}" if label.startswith(name) else f"{name}, {label}: {quantity}",
                                 None, value, "tables"))  # fmt: skip
     lead = (
-        f"{args.n_tables} tables of 4 columns with {N_CONTEXT} rows with labels and {N_QUERIES} to predict. Violations "
-        "are mean squared differences of predictions, relative to their squared distance from the mean label."
+        f"{args.n_tables} tables of 4 columns, {N_CONTEXT} rows with labels and {N_QUERIES} to predict. Violations are "
+        "mean squared differences of predictions, relative to their squared distance from the mean label."
     )
     return Comparison("Kinds of learners of tables", lead, rows)
 

@@ -23,7 +23,7 @@ from mechicl.models import TableTransformer
 from mechicl.prompts import Prompts, Tables
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import crossed_interval, interval
-from mechicl.viz.elements import add_intervals, figure
+from mechicl.viz.elements import interval_lines
 
 SEED = 2_000_003
 ROWS = (8, 16, 32, 64, 128)
@@ -52,7 +52,7 @@ def losses(predicted: Float[Tensor, "table query y"], tables: Tables) -> Float[T
 
 @script(
     checkpoints=Option(("table-regression", "table-classification"), "models of tables"),
-    n_tables=Option(100, "held-out tables for each number of rows"),
+    n_tables=Option(64, "held-out tables for each number of rows"),
     n_prompts=Option(200, "prompts of the ablations and patches"),
 )
 def compare(args: Any) -> Comparison:
@@ -89,10 +89,7 @@ def _loss_rows(name: str, n_tables: int) -> tuple[list[Row], go.Figure]:
             gain = crossed_interval(theirs - ours)
             note = "ahead" if gain.low > 0 else "behind" if gain.high < 0 else "not distinguished"
             rows.append(Row(f"{name}, {n} rows: loss of {rival} minus the model's", None, gain, "prompts", note))
-    picture = figure("", "rows with labels", "loss")
-    for label, values in curves.items():
-        add_intervals(picture, ROWS, values, label)
-    picture.update_xaxes(type="log", tickvals=ROWS)
+    picture = interval_lines("", "rows with labels", "loss", ROWS, curves, log_x=True)
     return rows, picture
 
 

@@ -134,15 +134,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def cards(names: list[str]) -> str:
-    """Return cards of built reports: the picture and the sentence of the first screen, and a link to the report."""
-    found = []
-    for report in sorted(GALLERY.glob("*/report.html")):
-        name, text = report.parent.name, report.read_text(encoding="utf-8")
-        sentence, picture = re.search("<h1>(.*?)</h1>", text), STILL.search(text)
-        if sentence and (name in names or names == ["all"]):
-            drawn = f'<img src="gallery/{name}.svg" alt="{sentence[1]}">' if picture else ""
-            found.append(f'<a href="gallery/{name}/report.html">{drawn}<span>{sentence[1]}</span></a>')
-    return f'<div class="gallery">{"".join(found)}</div>' if found else "*`make gallery` builds these reports.*"
+    """Return cards of built reports, all or the first three of `names`: picture and sentence, linked to the report."""
+    built = [report.parent.name for report in sorted(GALLERY.glob("*/report.html"))]
+    shown = []
+    for name in built if names == ["all"] else [name for name in names if name in built][:3]:
+        text = (GALLERY / name / "report.html").read_text(encoding="utf-8")
+        sentence = text.partition("<h1>")[2].partition("</h1>")[0]
+        picture = f'<img src="gallery/{name}.svg" alt="{sentence}">' if STILL.search(text) else ""
+        shown.append(f'<a href="gallery/{name}/report.html">{picture}<span>{sentence}</span></a>')
+    return f'<div class="gallery">{"".join(shown)}</div>' if shown else "*`make gallery` builds these reports.*"
 
 
 def nav_pages(nav: Any) -> list[str]:

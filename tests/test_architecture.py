@@ -149,7 +149,7 @@ def names() -> dict:
     from mechicl.tasks import LinearRegression
 
     checkpoint = load_checkpoint("gpt2-8l")
-    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(64, seed=1)}
+    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(16, seed=1)}
     names |= {"torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load}
     names |= {"load_checkpoint": load_checkpoint, "AlgorithmLearner": AlgorithmLearner}
     names |= {"LinearRegression": LinearRegression}

@@ -117,7 +117,9 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         with _checked(snapshots_path):
             _check_snapshots(*read_outline(snapshots_path), outline)
             _check_digest(snapshots_path, digests)
-            snapshots = _snapshots(*read_tensors(snapshots_path))
+            weights, metadata = read_tensors(snapshots_path)
+            dtype = models[0].cfg.torch_dtype  # snapshots in files may have half of that
+            snapshots = _snapshots({name: each.to(dtype) for name, each in weights.items()}, metadata)
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 

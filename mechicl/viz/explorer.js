@@ -219,6 +219,8 @@ function render({ model, el }) {
   const ramp = make("span", { className: "ramp", title: "share of the way from the corrupted to the clean run, by the metric" }, make("i"));
   const effect = make("span", { className: "effect" });
   const progress = make("progress", { "aria-label": "effects of single patches" });
+  const preview = make("div", { className: "preview" },
+    make("label", {}, previewed, "effect of each patch alone"), ramp, progress, effect);
   const runs = make("tbody");
   const metric = make("th", { scope: "col" });
   const scale = make("div", { className: "scale" });
@@ -354,7 +356,7 @@ function render({ model, el }) {
 
   function updateBackground() {
     const { effects: known, reasons, left } = model.get("background");
-    const shown = model.get("preview");
+    const shown = model.still ? known.length > 0 : model.get("preview");
     effects = cells.map((row) => row.map(() => undefined));
     if (shown) for (const [layer, pos, value] of known) effects[layer][pos] = value;
     for (const cell of cells.flat()) {
@@ -367,6 +369,7 @@ function render({ model, el }) {
     progress.max = cells.length * cells[0].length;
     progress.value = known.length;
     previewed.checked = shown;
+    preview.hidden = Boolean(model.still) && !shown;
     ramp.hidden = effect.hidden = !shown;
     tell(cellOf({ target: document.activeElement }));
     updatePatches(reasons);
@@ -485,7 +488,7 @@ function render({ model, el }) {
       make("div", { className: "buttons" }, compare, ...sides),
       make("div", { className: "buttons" }, save, copy)),
     grid,
-    make("div", { className: "preview" }, make("label", {}, previewed, "effect of each patch alone"), ramp, progress, effect),
+    preview,
     make("div", { className: "keys", textContent: "Click or Enter patches a cell, dragging or Shift with arrows selects a range, Ctrl+Z undoes, Ctrl+Shift+Z redoes." }),
     patches,
     make("div", { className: "outcome" }, make("div", {}, table, make("div", { className: "keys", textContent: "to clean: share of the way from the corrupted to the clean run" })), scale),

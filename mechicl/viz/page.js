@@ -164,7 +164,7 @@ function drawAll() {
     if (!width || place.dataset.width === String(width)) return; // folded, or drawn at this width
     place.dataset.width = width;
     const { data, layout } = fitted(FIGURES[i], width, place.closest("#opening") !== null);
-    if (!place.querySelector(".main-svg")) place.replaceChildren(); // the still picture
+    if (!place.classList.contains("js-plotly-plot")) place.replaceChildren(); // the still picture
     place.style.height = `${layout.height ?? 450}px`;
     Plotly.react(place, data, layout, { displaylogo: false, responsive: true, displayModeBar: touch ? false : "hover" });
   });

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem, cards
@@ -12,37 +10,7 @@ from mechicl.algorithms.recursive import discounted_spectra, error_of
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import identify
 from mechicl.learners import AlgorithmLearner
-from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import prompts_of_any_size
-
-
-@settings(max_examples=20)
-@given(prompts_of_any_size())
-def test_without_forgetting_they_are_the_plain_algorithms(prompts):
-    pairs = [
-        (algorithms.recursive_least_squares(prompts, penalty=0.7), algorithms.ridge(prompts, penalty=0.7)),
-        (
-            algorithms.discounted_gradient_descent(prompts, step_size=0.1),
-            algorithms.gradient_descent(prompts, step_size=0.1),
-        ),
-        (algorithms.discounted_averaging(prompts), algorithms.averaging(prompts)),
-        (algorithms.normalized_lms(prompts), algorithms.online_gradient_descent(prompts)),
-    ]
-    for forgetting, plain in pairs:
-        scale = max(1.0, plain.predictions.abs().max().item())
-        torch.testing.assert_close(forgetting.predictions, plain.predictions, rtol=0, atol=1e-7 * scale)
-
-
-@given(st.floats(0.3, 1.0), st.integers(0, 3))
-@settings(max_examples=10)
-def test_scaling_inputs_and_the_penalty_together_changes_nothing(discount, seed):
-    prompts = LinearRegression(x_dim=3, n_context=6, inputs="gaussian").sample(4, seed=seed, dtype=torch.float64)
-    scaled = Prompts(3 * prompts.xs, prompts.ys)
-    a = algorithms.recursive_least_squares(prompts, penalty=0.5, discount=discount).predictions
-    b = algorithms.recursive_least_squares(scaled, penalty=4.5, discount=discount).predictions
-    torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-
 
 TASK = LinearRegression(x_dim=4, n_context=10, inputs="gaussian", noise_std=0.3)
 FORGETTING = {
@@ -67,7 +35,7 @@ def test_cards_recover_parameters_from_predictions(family):
 
 def test_identify_tells_forgetting_from_ridge():
     forgetting = AlgorithmLearner(*FORGETTING["recursive least squares"])
-    options = {"steps": 1, "n_prompts": 128, "with_limits": False, "progress": False}
+    options = {"steps": 1, "n_prompts": 64, "with_limits": False, "progress": False}
     assert identify(forgetting, TASK, **options).answer.family == "recursive least squares"
     assert identify(AlgorithmLearner(algorithms.ridge, {"penalty": 0.4}), TASK, **options).answer.family == "ridge"
 

@@ -220,7 +220,7 @@ HUGE: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name} of {value}": ("Llama", {name: value}) for name in (
         "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
         "intermediate_size", "vocab_size", "max_position_embeddings", "num_labels", "num_experts", "sliding_window",
-    ) for value in (10**9, 10**30)},
+    ) for value in (10**9, *((10**30,) if name in ("hidden_size", "num_labels") else ()))},
     "layers within the largest number": ("Llama", {"num_hidden_layers": 10_000}),
     "no heads": ("Llama", {"num_attention_heads": 0}), "a negative width": ("Llama", {"intermediate_size": -3}),
     "fewer than no positions": ("Llama", {"max_position_embeddings": -1}),

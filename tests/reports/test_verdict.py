@@ -343,7 +343,7 @@ def test_any_learner_on_any_task_has_a_report(tmp_path: Path):
     assert rows["squared error (MSE) of the query, my rule"] == pytest.approx(expected, rel=1e-5)
     assert "distance from my rule" in rows
     page = path.read_text()
-    for words in ("Flipped has no field input_scale", "only predicts", "It behaves like one step of gradient descent"):
+    for words in ("Flipped has no field input_scale", "only predicts", "behaves like one step of gradient descent"):
         assert words in page
     assert "published" not in data["verdict"]["sentences"]["Do weights, causal tests and papers agree?"]
 

@@ -355,7 +355,7 @@ def test_several_targets_and_tokens_are_compared_by_their_metric():
     assert state["metric_name"] == "logit difference"
     assert state["results"]["A"]["clean_prediction"].split(" ")[0] in "01234"
     assert state["labels"] == ["0/3", "1/2", "2/1", "4"]
-    model.tokenizer = Letters()
+    model.tokenizer = Letters()  # type: ignore[assignment]
     state = PatchingExplorer(PatchingSession(model, ids[:1], ids[1:])).state
     assert state["results"]["A"]["clean_prediction"].split(" ")[0] in "abcd⏎"
     assert state["labels"] == ["a/d", "b/c", "c/b", "⏎"]
@@ -542,7 +542,7 @@ def test_a_and_b_are_drawn_and_saved(opened):
         save.click()
     assert download.value.suggested_filename == "patches.png"
     with Image.open(io.BytesIO(download.value.path().read_bytes())) as image:
-        found = {color for count, color in image.convert("RGB").getcolors(2**24) if count > 40}
+        found = {color for count, color in image.convert("RGB").getcolors(2**24) or [] if count > 40}
     for color in ((0x67, 0x41, 0xD9), (0xC2, 0x41, 0x0C), (0x1F, 0x6F, 0xB4)):  # B, A, clean
         assert color in found
     copy.click()  # this page may not use the clipboard
@@ -575,11 +575,11 @@ def luminance(color: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1300, False), (1300, True)])
-def test_nothing_overflows_and_texts_have_contrast(opened, width, dark):
-    explorer, page = opened(width=width, dark=dark)
+def test_nothing_overflows_and_texts_have_contrast(browser: Browser, width: int, dark: bool):
+    explorer = explorer_of(regression())
     click(explorer, (0, 8))
     send(explorer, "compare")
-    page = live(page.context.browser, explorer, width=width, dark=dark)
+    page = live(browser, explorer, width=width, dark=dark)
     cell(page, 1, 8).click()
     expect(page.locator(".reason")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -174,6 +174,7 @@ class PatchingSession:
         names = (self.token_names(part[0].tolist()) for part in (self._clean_part, self._corrupted_part))
         return [a if a == b else f"{a}/{b}" for a, b in zip(*names, strict=True)]
 
+    @checked
     def token_names(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token id by the model's tokenizer; the ids themselves if it has none."""
         tokenizer = getattr(self.model, "tokenizer", None)
@@ -259,6 +260,7 @@ class PatchingSession:
         values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)
 
+    @checked
     def single_effects(self, component: str, head: int | None = None) -> Iterator[list[tuple[int, int, float]]]:
         """Yield (layer, position, share recovered) of every patch of a component alone, in pieces of about 0.1 s.
 
@@ -282,11 +284,12 @@ class PatchingSession:
             with holding(self.model):
                 (metrics,) = experiment.run_cells(baseline, cells[:at_once], values).values.values()
             shares = (metrics[:, 0] - result.corrupted_metric) / (result.clean_metric - result.corrupted_metric)
-            places = [(site.layer, _position(site)) for (site,) in cells[:at_once]]
+            places = [(site.layer, _position(site) or 0) for (site,) in cells[:at_once]]
             yield [(*place, share) for place, share in zip(places, shares.tolist(), strict=True)]
             cells = cells[at_once:]
             at_once = max(1, int(at_once * min(4, 0.1 / (time.perf_counter() - started))))
 
+    @checked
     def why_no_effect(self, site: Site) -> str:
         """Return why a patch of the session changes nothing, such as the later patch that hides it; "" if it does."""
         order = [*self._clean_run[1]]
