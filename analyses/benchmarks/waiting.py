@@ -12,12 +12,9 @@ from functools import partial
 import torch
 from learning_coefficients import plain_chain
 
-from benchmarks.language import CACHE
 from benchmarks.rows import Row, Settings, alternate, ratios, row
-from mechicl.analysis import attribute
 from mechicl.analysis.dynamics import Sampler, SamplingWarning, learning_coefficient
 from mechicl.checkpoints import load_checkpoint
-from mechicl.models import HookedTransformer
 
 REPORTS = {"lsa-1l": 8, "topics-3l": 15, "gpt2-8l": 30}
 """Bars of the reports' seconds; all but the first are measured with `--full`."""
@@ -83,7 +80,7 @@ def chains_row(rounds: int, n_chains: int = 32, n_steps: int = 20, n: int = 1024
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         measures = {
-            "loop": lambda: n_chains / 4 * of_call(partial(plain_chain, model, prompts, n, n_steps), 4),
+            "loop": lambda: n_chains * of_call(partial(plain_chain, model, prompts, n, n_steps), 4),
             "ours": lambda: of_call(stacked),
         }
         times = alternate(measures, rounds)
@@ -100,20 +97,6 @@ def report_rows(full: bool) -> list[Row]:
     return rows
 
 
-def language_rows(rounds: int) -> list[Row]:
-    if not (CACHE / "model.safetensors").is_file():
-        print("left out: SmolLM2; run `make lm`", flush=True)
-        return []
-    model = HookedTransformer.from_pretrained_no_processing(str(CACHE))
-    clean, corrupted = torch.randint(model.cfg.d_vocab, (2, 4, 12), generator=torch.Generator().manual_seed(0))
-    call = partial(attribute, model, clean, corrupted, "z", axes=("layer", "pos", "head"), progress=False)
-    seconds = [of_call(call) for _ in range(rounds)]
-    return [row("attribute, SmolLM2, all heads and positions: seconds", seconds, "<= 2.5", "4 texts of 12 tokens")]
-
-
 def measure(settings: Settings) -> list[Row]:
     rounds = settings.rounds
-    return [
-        *import_rows(rounds), predict_row(rounds), chains_row(rounds), *report_rows(settings.full),
-        *language_rows(rounds),
-    ]  # fmt: skip
+    return [*import_rows(rounds), predict_row(rounds), chains_row(rounds), *report_rows(settings.full)]
