@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report lm gpu wheels test quick matrix oldest newest test-all annotations faults pictures mutants bench table index verify notebooks docs deploy format wheel browser clean
+.PHONY: help setup report lm gpu wheels test quick matrix oldest newest test-all annotations faults pictures mutants bench table index verify notebooks gallery docs deploy format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,18 @@ wheels: $(READY) ## Download the wheels for `make gpu WHEELS=wheels` without a n
 		$(PLATFORMS:%=--platform %) --dest $(TO) "$$each" || $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(TO) "$$each"; \
 		done < $(TO)/needs.txt
 
+# A report is built once: remove its folder to build it again. SmolLM2 is among them if `make lm` has fetched it.
+GALLERY := lsa-1l lsa-2l-looped lsa-5l gpt2-4l gpt2-8l softmax-2h-sink lstm-4l mesa-1l copy-2l induction-2l markov-2l topics-3l \
+	$(if $(wildcard $(LM)),smollm2)
+
+gallery: $(GALLERY:%=docs/gallery/%/report.html) ## Build the reports of the documentation's gallery (20 minutes on two idle cores)
+
+docs/gallery/smollm2/report.html: $(READY)-figures
+	$(BIN)/mechicl report $(LM) --out $(@D) --quick --quiet
+
+docs/gallery/%/report.html: $(READY)-figures
+	$(BIN)/mechicl report $* --out $(@D) --quiet
+
 docs: $(READY)-docs ## Build the documentation, site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
@@ -198,5 +210,5 @@ browser: ## Install Chromium for the tests if it is missing (Debian, as root or 
 	echo "The tests that need a browser will be skipped." >&2
 
 clean: ## Remove everything that these targets created
-	rm -rf $(VENV) .venv-* build dist report site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist report site docs/gallery .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ from rasp_library import PROGRAMS, Program
 from tracr.compiler.compiling import compile_rasp_to_model
 
 from mechicl.interop import CompiledTransformer, from_tracr
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 
 NAMES = tuple(PROGRAMS)
 

@@ -4,6 +4,7 @@
 - findings/every-figure: `analyses/README.md`, the index of figures and tables.
 - project/architecture, project/changelog, project/security: the files at the top of the repository.
 - reference: a page for each module whose names are public.
+- gallery: the sentence and the picture of each report in docs/gallery, which `make gallery` writes.
 
 Links between files of the repository, such as from a notebook to a page of `docs/`, become links between pages.
 """
@@ -11,6 +12,7 @@ Links between files of the repository, such as from a notebook to a page of `doc
 import ast
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,11 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
 SHOWN_FIRST = [  # outputs of a cell, best first; scripts do not run in the pages
     "image/svg+xml", "image/png", "text/markdown", "text/html", "text/plain",
 ]  # fmt: skip
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+"""The repository. Not the site's `repo_url`, for which the theme would ask GitHub on every page."""
+GALLERY = ROOT / "docs" / "gallery"
+STILL = re.compile(r'id="figure0"[^>]*>(<svg.*?</svg>)</div>', re.DOTALL)
+CARDS = "<!-- cards: "  # in a page: cards of the reports that follow, or of "all"
 REFERENCE = re.compile(r"reference/((?!index|command)[\w.]+)\.md")
 
 
@@ -50,8 +57,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"tutorials/{name}.md"
         text, pictures = notebook_page(nbformat.read(path, as_version=4), name)
         files.append(File.generated(config, page, content=with_links_to_pages(text, f"analyses/{name}", page, links)))
+        files.append(File.generated(config, f"tutorials/{path.name}", content=path.read_bytes()))
         for picture, data in pictures.items():
             files.append(File.generated(config, f"tutorials/{picture}", content=data))
+    for report in sorted(GALLERY.glob("*/report.html")):
+        if picture := STILL.search(report.read_text(encoding="utf-8")):
+            files.append(File.generated(config, f"gallery/{report.parent.name}.svg", content=picture[1]))
     for page in nav_pages(config.nav):
         if module := REFERENCE.fullmatch(page):
             text = names_by_package() if module[1] == "analysis" else names_of(f"mechicl.{module[1]}")
@@ -119,7 +130,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         page.meta["hide"] = ["navigation", "toc"]
     elif page.parent is None:
         page.meta["hide"] = ["navigation"]
-    return markdown
+    return re.sub(rf"{CARDS}(.*) -->", lambda match: cards(match[1].split()), markdown)
+
+
+def cards(names: list[str]) -> str:
+    """Return cards of built reports, all or the first three of `names`: picture and sentence, linked to the report."""
+    built = [report.parent.name for report in sorted(GALLERY.glob("*/report.html"))]
+    shown = []
+    for name in built if names == ["all"] else [name for name in names if name in built][:3]:
+        text = (GALLERY / name / "report.html").read_text(encoding="utf-8")
+        sentence = text.partition("<h1>")[2].partition("</h1>")[0]
+        picture = f'<img src="gallery/{name}.svg" alt="{sentence}">' if STILL.search(text) else ""
+        shown.append(f'<a href="gallery/{name}/report.html">{picture}<span>{sentence}</span></a>')
+    return f'<div class="gallery">{"".join(shown)}</div>' if shown else "*`make gallery` builds these reports.*"
 
 
 def nav_pages(nav: Any) -> list[str]:
@@ -157,6 +180,10 @@ def notebook_page(notebook: NotebookNode, name: str) -> tuple[str, dict[str, byt
     exporter = MarkdownExporter(config={"NbConvertBase": {"display_data_priority": SHOWN_FIRST}})
     text, resources = exporter.from_notebook_node(notebook, {"output_files_dir": f"{name}_files", "unique_key": name})
     text = re.sub(r"!\[(?:png|svg|jpeg)\]", lambda _: f"![{without_tags(titles.pop(0))}]", text)
-    head = f"*This page shows the notebook `analyses/{name}.ipynb` with its stored outputs and static pictures.*"
+    colab = SOURCE.replace("https://github.com", "https://colab.research.google.com/github")
+    head = (
+        f"*This page shows a notebook with its stored outputs and static pictures: [download it]({name}.ipynb), or "
+        f"[open it in Colab]({colab}/blob/main/analyses/{name}.ipynb).*"
+    )
     title, _, rest = text.lstrip().partition("\n")
     return f"{title}\n\n{head}\n{rest}", dict(resources["outputs"])

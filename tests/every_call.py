@@ -25,8 +25,8 @@ from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, 
 from mechicl.analysis import layers as layer_analysis
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
-from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig, build, wrap
-from mechicl.prompts import Prompts, TokenSequences
+from mechicl.models import HookedLSTM, LSTMConfig, TableConfig, TransformerConfig, build, wrap
+from mechicl.prompts import Prompts, Tables, TokenSequences
 from mechicl.statistics import crossed_interval, difference_interval, interval, mean_of_intervals, median_interval
 from mechicl.statistics import ratio_interval as ratio
 from mechicl.sweeps import find_threshold
@@ -52,6 +52,7 @@ def world() -> SimpleNamespace:
     w.prompts, w.few, w.others = (w.task.sample(n, seed=seed) for n, seed in ((12, 0), (2, 1), (12, 2)))
     w.exact, w.near = (constructions.gradient_descent(**SIZES, step_size=size, steps=2) for size in (0.1, 0.2))
     w.model, w.other = (build(TransformerConfig(**SOFTMAX), seed=seed) for seed in (0, 1))
+    w.table_model = build(TableConfig(**SIZES, n_layers=2, n_heads=2, d_model=6))
     w.lstm = HookedLSTM(LSTMConfig(**SIZES, d_model=5))
     torch.manual_seed(0)
     w.module = NanoGPT(d_in=3).eval()
@@ -265,6 +266,17 @@ CALLS: dict[str, Call] = {
     "analysis.identify_on_tokens": lambda w: analysis.identify_on_tokens(
         w.token_learner, w.chains, n_prompts=8, **QUIET
     ),
+    "analysis.identify_on_tables": lambda w: (
+        analysis.identify_on_tables(
+            interop.from_sklearn(Ridge()),
+            tasks.TableRegression(x_dim=2, n_context=8),
+            n_tables=3,
+            families=["nearest neighbours"],
+            **QUIET,
+        )
+        .matches[0]
+        .squared_distances
+    ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
     "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
     "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
@@ -307,7 +319,6 @@ CALLS: dict[str, Call] = {
         w.lsa, analysis.read_weight_products(w.lsa)
     ),
     "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
-    "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
     "analysis.connect_modes": lambda w: analysis.connect_modes(
         w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET
@@ -460,6 +471,8 @@ CALLS: dict[str, Call] = {
     "models.build": lambda w: build(w.model.cfg, seed=3),
     "models.HookedTransformer": lambda w: mechicl_models.HookedTransformer(w.model.cfg, seed=3),
     "models.HookedLSTM": lambda w: HookedLSTM(w.lstm.cfg, seed=3),
+    "models.TableTransformer": lambda w: w.table_model.predict(w.prompts),
+    "prompts.Tables.from_arrays": lambda w: Tables.from_arrays(w.few.xs[0], w.few.ys[0], w.few.xs[1]).prompts(),
     "models.process_weights": lambda w: mechicl_models.process_weights(w.tokens),
     "models.wrap": lambda w: wrap(w.module, encode="paired", layers="blocks.{}").predict(w.prompts),
     "prompts.Prompts.concatenate": lambda w: Prompts.concatenate([w.prompts, w.others]),
@@ -534,9 +547,9 @@ REASONS = {
         "Algorithm FitProblem FittedAlgorithm AfterCopying Hypothesis Induction KernelReading "
         "FineTuning Site Edge GraphFile Node WeightProducts CausalModel EMBEDDING INTERVENTIONS METHODS "
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
-        "TrainingConfig TrainingResult Sweep LSTMConfig TransformerConfig HookedTransformerConfig Interleaved "
-        "Fingerprint Ranked Sampler Paired Prompts Shots TokenSequences Trajectory Circuit Identification "
-        "AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
+        "TrainingConfig TrainingResult Sweep LSTMConfig TableConfig TransformerConfig HookedTransformerConfig "
+        "Interleaved Fingerprint Ranked Sampler Paired Prompts Shots Tables TokenSequences Trajectory Circuit "
+        "Identification AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "
         "TaskTexts HeadScores TargetCopying LossPath LayerErrors EdgeScores HypothesisTest "

@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,11 @@ _LOOK = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot, nu
       (bar) => new Set([...bar.querySelectorAll('.cbaxis text')].map((text) => text.textContent)).size),
   };
 })"""
+_PANELS = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) =>
+  Object.values(plot._fullLayout._plots).map(
+    (panel) => [plot.closest('section').querySelector('h1, h2').textContent, panel.xaxis._length]))"""
+WIDTHS = (390, 600, 768, 1300)
+LEAST = 240  # pixels of a panel's width
 TOUCH = 2.0  # pixels that boxes of text may overlap: they are higher than the letters in them
 
 
@@ -230,6 +236,20 @@ def drawn(tab: Page) -> int:
     })""")
     assert all(sizes), f"{sizes.count(0)} of {len(sizes)} figures are not drawn"
     return len(sizes)
+
+
+def width_faults(tab: Page, path: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
+    """Open a page at several widths; return sideways scrolling, narrow panels, and what `drawn_faults` finds."""
+    faults = []
+    for width in widths:
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.goto(path.as_uri())
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        found = [f"the page is {wide} pixels wide"] if wide > width else []
+        panels = tab.evaluate(_PANELS)
+        found += [f"{title}: a panel of {size:.0f} pixels" for title, size in panels if size < LEAST]
+        faults += [f"at {width} pixels: {fault}" for fault in [*found, *drawn_faults(tab)]]
+    return faults
 
 
 def drawn_faults(tab: Page) -> list[str]:

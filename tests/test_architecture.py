@@ -7,6 +7,8 @@ import importlib
 import inspect
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,7 +149,7 @@ def names() -> dict:
     from mechicl.tasks import LinearRegression
 
     checkpoint = load_checkpoint("gpt2-8l")
-    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(64, seed=1)}
+    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(16, seed=1)}
     names |= {"torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load}
     names |= {"load_checkpoint": load_checkpoint, "AlgorithmLearner": AlgorithmLearner}
     names |= {"LinearRegression": LinearRegression}
@@ -192,3 +194,26 @@ def test_examples_of_a_module_run(name):
     results = doctest.testmod(module, extraglobs=names, optionflags=options)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import mechicl.algorithms, mechicl.tasks", ("transformers", "transformer_lens", "pandas")),
+        ("import mechicl.analysis", ("torch",)),
+        ("from mechicl.analysis import identify", ("mechicl.analysis.circuits", "mechicl.analysis.language")),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(statement: str, absent: tuple[str, ...]):
+    code = f"import sys; {statement}; print([name for name in {absent} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_lazy_names_of_the_analyses_are_the_exported_ones():
+    every = [*analysis._NAMES, *analysis._PLACES]
+    assert sorted(every) == sorted(analysis.__all__)
+    for name in every:
+        assert getattr(analysis, name) is not None
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = analysis.no_such  # pyright: ignore[reportAttributeAccessIssue]

@@ -22,6 +22,8 @@ from mechicl.algorithms import card
 from mechicl.checkpoints import available
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
+from mechicl.viz import page as pages
+from mechicl.viz.elements import figure
 from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, makefile_targets, run
 from tests.scripts import import_script
 
@@ -231,6 +233,12 @@ def test_pages_need_no_network_and_show_their_pictures(site: Path, browser: Brow
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         missing = page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)")
         assert (path.name, wide, missing, errors) == (path.name, 0, [], [])
+    for path in [site / "index.html", site / "gallery.html", *pages[:: len(pages) // 9]]:
+        for width in (390, 600, 768, 1300):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.goto(path.as_uri())
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert (path.name, width, wide) == (path.name, width, 0)
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     context.close()
 
@@ -242,6 +250,8 @@ def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
         drawn = [o for o in outputs if any("plotly" in kind or "image/" in kind for kind in o.get("data", {}))]
         text = (site / "tutorials" / f"{path.stem}.html").read_text(encoding="utf-8")
         assert len(re.findall(rf'<img [^>]*src="{path.stem}_files/', text)) == len(drawn) > 0, path.name
+        assert (site / "tutorials" / path.name).read_bytes() == path.read_bytes()
+        assert re.search(rf'href="https://colab[^"]*/mechicl/blob/main/analyses/{path.name}"', text)
 
 
 # ---- the readme: short, its code is the first page's, and what it names exists ----
@@ -304,3 +314,23 @@ def test_numbers_of_the_findings_are_those_of_the_index():
 def test_the_picture_is_small():
     (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
     assert (ROOT / picture).stat().st_size <= 80_000
+
+
+# ---- the gallery ----
+
+
+def test_a_card_has_the_sentence_and_the_picture_of_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hooks = importlib.import_module("docs.hooks")
+    monkeypatch.setattr(hooks, "GALLERY", tmp_path)
+    assert "make gallery" in hooks.cards(["all"])
+    for name in ("b", "a", "c", "d"):
+        report = tmp_path / name / "report.html"
+        report.parent.mkdir()
+        answer = pages.Section(
+            f"{name} behaves like ridge regression", "", figure("errors", "x", "y").add_scatter(y=[1, 2])
+        )
+        report.write_text(pages.page(name, "lead", [], opening=answer).replace('px"></div>', 'px"><svg></svg></div>'))
+    assert re.findall(r"<span>(\w) behaves like ridge regression</span>", hooks.cards(["all"])) == ["a", "b", "c", "d"]
+    shown = hooks.cards(["missing", "d", "a", "c", "b"])
+    assert re.findall(r'href="gallery/(\w)/report.html"', shown) == ["d", "a", "c"]
+    assert re.findall(r'src="gallery/(\w).svg"', shown) == ["d", "a", "c"]

@@ -1,6 +1,7 @@
 """The wheel contains the checkpoints and works without the repository."""
 
 import email
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,10 @@ import mechicl
 
 REPOSITORY = Path(__file__).parents[1]
 CHECKPOINTS = REPOSITORY / "checkpoints"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+EXCLUDED = {Path(path).name for path in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]}
+"""Checkpoints that only scripts of `analyses/` read."""
+MOST_MB = 40
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -45,12 +50,76 @@ def wheel(built: Path) -> Path:
     return wheel
 
 
+def pythons() -> dict[str, Path]:
+    """Interpreters of the versions in the metadata, on the path or in pyenv; the running one for its version."""
+    found = {"{}.{}".format(*sys.version_info[:2]): Path(sys.executable)}
+    for name in PROJECT["project"]["classifiers"]:
+        version = name.rpartition(" ")[2]
+        places = [f"python{version}", *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+        for place in places if "Python :: 3." in name and version not in found else []:
+            done = subprocess.run(
+                ["sh", "-c", f"{place} -c 'import sys; print(sys.executable)'"], capture_output=True, text=True
+            )
+            if done.returncode == 0:
+                found[version] = Path(done.stdout.strip())
+                break
+    return found
+
+
+def test_excluded_checkpoints_exist_and_only_analyses_read_them():
+    assert all((CHECKPOINTS / name).is_dir() for name in EXCLUDED)
+    pages = [path for folder in ("mechicl", "docs/how-to") for path in files(REPOSITORY / folder)]
+    loads = {f'load("{name}"' for name in EXCLUDED}
+    assert not [
+        path for path in pages if path.suffix in (".py", ".md") and any(each in path.read_text() for each in loads)
+    ]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_small_enough(wheel: Path):
+    assert wheel.stat().st_size <= MOST_MB * 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", pythons())
+def test_one_installation_and_one_command_write_a_report(version: str, wheel: Path, tmp_path: Path):
+    """Without the repository; uv uses the indexes that pip has in the environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {
+        f"UV_{name[4:]}": os.environ[name] for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL") if name in os.environ
+    }
+    environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+
+    def call(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    uv = [sys.executable, "-m", "uv"]
+    made = call(*uv, "venv", "--python", pythons()[version], "bare")
+    assert made.returncode == 0, made.stderr
+    programs = tmp_path / "bare" / ("Scripts" if os.name == "nt" else "bin")
+    constraints = REPOSITORY / "constraints.txt"
+    installed = call(*uv, "pip", "install", "--python", programs / "python", "--constraint", constraints, wheel)
+    if "CI" not in os.environ and "error sending request" in installed.stderr:
+        pytest.skip("no network")
+    assert installed.returncode == 0, installed.stderr
+    where = call(programs / "python", "-c", "import mechicl; print(mechicl.__file__)").stdout.strip()
+    assert Path(where).is_relative_to(tmp_path)
+    reported = call(programs / "mechicl", "report", "lsa-1l", "--out", "report", "--quick")
+    assert reported.returncode == 0, reported.stderr
+    assert "lsa-1l" in (tmp_path / "report/report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "report/report.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.slow
 def test_the_wheel_contains_the_library_its_checkpoints_and_the_licence(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         contents = {name: archive.getinfo(name).file_size for name in archive.namelist()}
 
-    shipped = {path: f"mechicl/_checkpoints/{path.relative_to(CHECKPOINTS).as_posix()}" for path in files(CHECKPOINTS)}
+    shipped = {
+        path: f"mechicl/_checkpoints/{path.relative_to(CHECKPOINTS).as_posix()}"
+        for path in files(CHECKPOINTS)
+        if path.relative_to(CHECKPOINTS).parts[0] not in EXCLUDED
+    }
     library = {path: path.relative_to(REPOSITORY).as_posix() for path in files(REPOSITORY / "mechicl")}
     assert len(shipped) > 2
     assert {"mechicl/py.typed", "mechicl/sources.bib", "mechicl/viz/explorer.js"} <= set(library.values())
@@ -115,7 +184,8 @@ def test_installed_wheel_lists_its_checkpoints_without_the_repository(wheel: Pat
     assert os.path.realpath(REPOSITORY) not in search_path
 
     listed = python("-m", "mechicl.cli", "list")
-    assert [path.name for path in CHECKPOINTS.iterdir() if path.is_dir() and path.name not in listed] == []
+    names = {path.name for path in CHECKPOINTS.iterdir() if path.is_dir()}
+    assert names - set(listed.split()) == EXCLUDED
 
 
 def test_a_report_needs_no_extra_and_every_other_set_up_is_one_of_them():
@@ -125,7 +195,7 @@ def test_a_report_needs_no_extra_and_every_other_set_up_is_one_of_them():
 
     assert "--editable ." in dry_run("report")
     assert "--extra" not in dry_run("report")
-    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = PROJECT["project"]["optional-dependencies"]
     for target, extra in (("test", "test"), ("wheel", "test"), ("setup", "test"), ("notebooks", "notebooks")):
         assert f"--extra {extra} " in dry_run(target)
         assert extra in extras

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tracr.rasp import causal_eval
 
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 from tests.interop.compiling import circuit_by_labels
 from tests.scripts import import_script
 

@@ -457,3 +457,24 @@ def test_a_searched_member_is_at_least_as_good_as_its_start_and_balanced_weights
         )  # fmt: skip
     norms = [getattr(balanced.blocks[1].attn, name).norm().item() for name in ("W_Q", "W_K", "W_V", "W_O")]
     assert norms == pytest.approx([norms[0]] * 2 + [norms[2]] * 2, rel=1e-4)
+
+
+# ---- preconditioned gradient descent ----
+def test_the_best_preconditioned_step_has_its_loss_on_sampled_prompts():
+    eigenvalues = [1.0, 4.0, 16.0]
+    task = LinearRegression(
+        x_dim=3, n_context=8, inputs="gaussian", eigenvalues=(1.0, 4.0, 16.0), noise_std=2.0, query_noise=False
+    )
+    best_eta, best_mse = import_script("nertinger_table").best_preconditioned_step(eigenvalues, 8, noise_variance=4.0)
+    prompts = task.sample(200_000, seed=0, dtype=torch.float64)
+    xs, ys = prompts.context
+    for eta in (best_eta, 0.9 * best_eta, 1.1 * best_eta):
+        weights = eta * (xs * ys).mean(1) / torch.tensor(eigenvalues, dtype=torch.float64)
+        errors = ((weights * prompts.query.xs).sum(1) - prompts.query.ys[:, 0]).square()
+        spread = 4 * errors.std().item() / len(prompts) ** 0.5
+        if eta == best_eta:
+            assert errors.mean().item() == pytest.approx(best_mse, abs=spread)
+        else:  # on common prompts the best one is best
+            weights = best_eta / eta * weights
+            best_errors = ((weights * prompts.query.xs).sum(1) - prompts.query.ys[:, 0]).square()
+            assert errors.mean() > best_errors.mean()

@@ -19,7 +19,7 @@ from mechicl.analysis.circuits.problem import make_problem
 from mechicl.constructions import hide, weights_circuit
 from mechicl.constructions.supports import WeightsCircuit
 from mechicl.interop import from_tracr
-from mechicl.models.opening.edges import list_edges, list_nodes
+from mechicl.models.opening.sites import list_edges, list_nodes
 from mechicl.tasks import LinearRegression
 
 N_PROMPTS = 24

@@ -88,7 +88,7 @@ def circuit_search(_: str, size: Sequence[int]) -> Work:
     from benchmarks.circuits import N_PROMPTS, compile_by_tracr, wide_program  # needs a compiler of programs
     from mechicl.analysis.circuits import find_circuit
     from mechicl.interop import from_tracr
-    from mechicl.models.opening.edges import list_edges
+    from mechicl.models.opening.sites import list_edges
 
     model = from_tracr(compile_by_tracr(wide_program(*size)))
     ids = model.sample_ids(N_PROMPTS, seed=0)

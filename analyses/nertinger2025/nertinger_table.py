@@ -16,7 +16,7 @@ from analyses.support.seeds import in_float64, kept_seeds, query_errors
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import align, align_over_training
 from mechicl.analysis.dynamics import AlignmentOverTraining
-from mechicl.analysis.weights import linear_attention_optimum, preconditioned_gd_optimum
+from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
@@ -47,7 +47,7 @@ class Setting:
         covariance = self.basis.T @ self.eigenvalues.diag() @ self.basis
         self.noise_variance = task.noise_std**2
         exactly = self.eigenvalues.tolist(), task.n_context, self.noise_variance
-        self.exact, self.exact_pgd = linear_attention_optimum(*exactly), preconditioned_gd_optimum(*exactly).mse
+        self.exact, (_, self.exact_pgd) = linear_attention_optimum(*exactly), best_preconditioned_step(*exactly)
         optimum = constructions.linear_optimum(
             covariance=covariance, n_context=task.n_context, noise_variance=self.noise_variance
         )
@@ -65,6 +65,16 @@ class Setting:
         """The loss that squared errors on the held-out prompts come to."""
         ratio = ratio_interval(errors, self.optimum_errors)
         return Interval(ratio.mean * self.exact, ratio.low * self.exact, ratio.high * self.exact, ratio.n)
+
+
+def best_preconditioned_step(eigenvalues: list[float], n_context: int, noise_variance: float) -> tuple[float, float]:
+    """η and the loss of the best step from 0 with preconditioner `η Σ⁻¹`; section 4.1 finds η by a search.
+
+    The loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`, with the trace t of Σ in d dimensions.
+    """
+    total, d, n = sum(eigenvalues), len(eigenvalues), n_context
+    eta = total / (total * (n + d + 1) / n + noise_variance * d / n)
+    return eta, total * (1 - eta)
 
 
 def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:

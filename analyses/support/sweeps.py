@@ -12,7 +12,7 @@ from analyses.support.script import ScriptArgs
 from mechicl.reports import Row
 from mechicl.statistics import difference_interval, median_interval
 from mechicl.statistics.grids import GridTable
-from mechicl.sweeps.presets import ready_table
+from mechicl.sweeps import SWEEPS
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -30,13 +30,22 @@ class SweepArgs(ScriptArgs):
     def table(self, name: str) -> GridTable:
         """Return the table of a ready-made sweep, from the folder `results` of the scripts, or trained.
 
+        A trained one is written to a CSV file, numbers with six digits.
+
         Raises:
             FileNotFoundError: no table of it is kept, and no folder to train in was named.
             SweepError: trainings failed.
         """
-        results = self.out if self.folder else RESULTS
-        folder = self.folder and self.folder / name
-        return ready_table(name, results / f"sweep_{name}.csv", folder, workers=self.workers)
+        if name not in SWEEPS:
+            raise KeyError(f"no ready-made sweep {name!r}: there are {sorted(SWEEPS)}")
+        preset, kept = SWEEPS[name], (self.out if self.folder else RESULTS) / f"sweep_{name}.csv"
+        if self.folder is not None:
+            table = preset.sweep().run(self.folder / name, preset.measure, workers=self.workers, extend=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            table.frame.to_csv(kept, index=False, float_format="%.6g")
+        if not kept.is_file():
+            raise FileNotFoundError(f"{kept} does not exist: train the sweep {name!r}, with a folder")
+        return GridTable.load(kept, tuple(preset.sweep().axes))
 
 
 def known(values: pd.Series) -> torch.Tensor:

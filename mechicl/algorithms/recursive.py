@@ -3,6 +3,7 @@
 The state has a fixed size, as in recurrent layers; with discount γ, a point k points back has the weight γ^k.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.least_squares import ridge_filter
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
-from mechicl.algorithms.spectral_fit import SCREENING
+from mechicl.algorithms.spectral_fit import SCREENING, SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import DiscountedDescent, OnlineDescent, RecursiveSteps
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid, simplex
@@ -244,16 +245,28 @@ def nearest_scale(problem: FitProblem, predictions: Tensor) -> float:
     return ((predictions * problem.targets).sum() / predictions.square().sum().clamp(min=1e-300)).item()
 
 
+def discounted_spectra(problem: FitProblem, discount: float) -> SpectralProblem:
+    """Return the queries' discounted moments in their eigenbases, in which `recursive_least_squares` is a filter."""
+    second, cross = (moments[:, 0] for moments in discounted_moments(problem.prompts, discount, "query"))
+    eigenvalues, vectors = torch.linalg.eigh(second)
+    points = problem.prompts.query.xs.double()[:, None] @ vectors
+    return SpectralProblem(eigenvalues.clamp(min=0), points.mT * (vectors.mT @ cross), problem.targets)
+
+
 def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
     """Fit the discount and the penalty; with one number of points, a lasting penalty replaces a fading one."""
     mean = problem.prompts.context.xs.square().sum(1).mean().item()  # of S's eigenvalues
     grid = [(discount, p) for discount in DISCOUNTS[3:] for p in geometric_grid(1e-6 * mean, 10 * mean, 8)]
 
+    discounted = functools.lru_cache(maxsize=8)(discounted_spectra)  # one decomposition for all penalties
+
     def error(part: FitProblem, values: Sequence[float]) -> float:
         discount, penalty = values
         if not 1e-12 * mean < penalty < 1e6 * mean:
             return math.inf
-        return error_of(part, recursive_least_squares, discount=discount, penalty=penalty)
+        n, spectral = part.prompts.n_context, discounted(part, discount)
+        filtered = ridge_filter(spectral.eigenvalues, penalty * discount**n, n_context=n)
+        return spectral.error(filtered).nan_to_num(math.inf, math.inf).item()
 
     discount, penalty = _least(error, problem, grid)
     return RECURSIVE.fitted({"discount": discount, "penalty": penalty})

@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from pathlib import Path, PurePath
 from typing import (
@@ -137,10 +137,7 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
     def check(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
-        if are_standard():
-            args, kwargs = _checked_call(plain, args, kwargs, undefined)
-            return plain(*args, **kwargs)
-        with standard_surroundings():
+        with nullcontext() if are_standard() else standard_surroundings():
             args, kwargs = _checked_call(plain, args, kwargs, undefined)
             return plain(*args, **kwargs)
 
@@ -202,27 +199,19 @@ def _checked_call(
     parameters = _parameters_of(function)
     if kwargs and parameters.var_keyword is None and not kwargs.keys() <= parameters.defaults.keys():
         return args, kwargs
-    if parameters.share_axes:
-        with jaxtyped("context"):
-            return _checked_arguments(parameters, args, kwargs, undefined)
-    return _checked_arguments(parameters, args, kwargs, undefined)
-
-
-def _checked_arguments(
-    parameters: _Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], undefined: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    title, positional, hints, defaults, var_positional, var_keyword, _ = parameters
+    title, positional, hints, defaults, var_positional, var_keyword, share_axes = parameters
     tensors: dict[str, Tensor] = {}  # checked so far
     converted, n = list(args), len(positional)
-    for i, value in enumerate(args):
-        name = positional[i] if i < n else var_positional
-        if name in hints and value is not defaults[name]:
-            label = name if i < n else f"{name}[{i - n}]"
-            converted[i] = _checked_value(title, label, hints[name], value, undefined, tensors)
-    for name, value in kwargs.items():
-        hint = hints.get(name if name in defaults else var_keyword or "")
-        if hint is not None and value is not defaults.get(name, parameters):
-            kwargs[name] = _checked_value(title, name, hint, value, undefined, tensors)
+    with jaxtyped("context") if share_axes else nullcontext():
+        for i, value in enumerate(args):
+            name = positional[i] if i < n else var_positional
+            if name in hints and value is not defaults[name]:
+                label = name if i < n else f"{name}[{i - n}]"
+                converted[i] = _checked_value(title, label, hints[name], value, undefined, tensors)
+        for name, value in kwargs.items():
+            hint = hints.get(name if name in defaults else var_keyword or "")
+            if hint is not None and value is not defaults.get(name, parameters):
+                kwargs[name] = _checked_value(title, name, hint, value, undefined, tensors)
     return tuple(converted), kwargs
 
 
@@ -256,9 +245,12 @@ def _checked_value(
 
 def _is_raw(value: Any) -> bool:
     """True for a model of transformers, which is not imported here because that takes seconds."""
-    if not isinstance(value, torch.nn.Module):
-        return False
-    return any(each.__module__ == "transformers.modeling_utils" for each in type(value).__mro__)
+    return isinstance(value, torch.nn.Module) and _is_of_transformers(type(value))
+
+
+@functools.cache
+def _is_of_transformers(kind: type) -> bool:
+    return any(each.__module__ == "transformers.modeling_utils" for each in kind.__mro__)
 
 
 def _is_path(value: PurePath | str) -> bool:
@@ -268,26 +260,35 @@ def _is_path(value: PurePath | str) -> bool:
         return False
 
 
-_parts = functools.cache(parts_of)
-
-
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
     """Tell whether a value has the annotated type.
 
     Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
     """
-    parts = _parts(hint)
-    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts:
+    tests = _tests(hint, undefined)
+    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts_of(hint):
         return False
-    return any(_fits_part(value, part, undefined) for part in parts)
+    return any(test(value) for test in tests)
 
 
-def _fits_part(value: Any, part: Any, undefined: bool) -> bool:
+@functools.cache
+def _tests(hint: Any, undefined: bool) -> tuple[Callable[[Any], bool], ...]:
+    return tuple(_test(part, undefined) for part in parts_of(hint))
+
+
+def _test(part: Any, undefined: bool) -> Callable[[Any], bool]:
+    """The test of one alternative of an annotation."""
     origin = get_origin(part)
     if inspect.isclass(origin) and issubclass(origin, Iterable) and get_args(part):
-        is_read = isinstance(value, Collection)  # an iterator would be used up
-        return isinstance(value, origin) and (not is_read or _elements_fit(value, part, undefined))
-    return is_bearable(value, part, conf=_CONFS[undefined])
+        return lambda value: (
+            isinstance(value, origin)
+            and (  # an iterator would be used up
+                not isinstance(value, Collection) or _elements_fit(value, part, undefined)
+            )
+        )
+    if type(part) is type and part not in (int, float):  # beartype takes ten times as long
+        return lambda value: isinstance(value, part)
+    return lambda value: is_bearable(value, part, conf=_CONFS[undefined])
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:

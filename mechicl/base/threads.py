@@ -91,7 +91,8 @@ def holds_models(function: F) -> F:
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # compiled code runs without hooks
             return function(*args, **kwargs)
-        with holding(*_models_among([*args, *kwargs.values()])):
+        models = [*_models_among([*args, *kwargs.values()])]
+        with lock_of(models[0]) if len(models) == 1 else holding(*models):
             return function(*args, **kwargs)
 
     return cast(F, run)

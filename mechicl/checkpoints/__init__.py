@@ -8,13 +8,12 @@ the training's command, seeds, versions, curve, wall time and hardware, and the 
 """
 
 from mechicl.base.shipped import available
-from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
+from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots, random_weights, untrained
 from mechicl.checkpoints.checkpoint import UnknownSeedError as UnknownSeedError
+from mechicl.checkpoints.checkpoint import are_weights_random as are_weights_random
 from mechicl.checkpoints.checkpoint import stack_models as stack_models
 from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
-from mechicl.checkpoints.random_weights import are_weights_random as are_weights_random
-from mechicl.checkpoints.random_weights import random_weights, untrained
 from mechicl.checkpoints.study import Study
 
 __all__ = [

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, check_fields, checked, fits
-from mechicl.models import Model, ModelConfig, TransformerConfig
+from mechicl.models import Model, ModelConfig, TransformerConfig, build
 from mechicl.models.architectures import build_unfilled, outline
 from mechicl.models.transformer.lens_config import current_names
 from mechicl.tasks import AnyTask, task_from_dict
@@ -20,6 +22,9 @@ STUCK = 1.1
 """A seed is stuck if its held-out loss at the end of training is above this many times the best seed's."""
 MOST_LAYERS = 10_000
 """Most layers of all models of a checkpoint: each takes tens of kilobytes even if its weights are small."""
+FIRST = 1_000_003
+"""Seed of the first model's new weights; no training of ours starts from it."""
+_FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 OF_EACH_MODEL = ("seeds", "stopped_at", "diverged_at")
 """Entries of a record with one value per model."""
 
@@ -63,8 +68,7 @@ class Checkpoint:
 
     Attributes:
         name: name of the folder.
-        models: one per seed, in eval mode. If several tasks were trained at once, all seeds of the first task come
-            first.
+        models: one per seed, in eval mode; of several tasks trained at once, all seeds of the first come first.
         record: how they were trained, as plain data: "training" (the config), "seeds", "curve" (losses), ...
         snapshots: the models' weights at some steps of training; None if none were saved.
     """
@@ -173,9 +177,8 @@ class Checkpoint:
     @checked
     def iterate_snapshots(self, dtype: torch.dtype | None = None) -> Iterator[list[Model]]:
         """Yield the models at each snapshot: the same objects each time, with other weights, which is quicker."""
-        if self.snapshots is None:
-            raise CheckpointError(f"{self.name} was saved without snapshots")
         models = [model if dtype is None else model.to(dtype) for model in self.models_at(0)]
+        assert self.snapshots is not None
         for i in range(len(self.snapshots.steps)):
             fill_models(models, {name: weights[i] for name, weights in self.snapshots.weights.items()})
             yield models
@@ -248,3 +251,69 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
 
 def _named_tensors(model: Model) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+# ---- untrained models in place of trained ones: the control of statements about training ----
+
+
+@checked
+@contextmanager
+def random_weights(seed: int = 0) -> Iterator[None]:
+    """Make `load` and `load_checkpoint` return untrained models during a `with` block (see `untrained`).
+
+    This is the control of statements about training: what an analysis also finds in untrained models is not a result
+    of training.
+
+    Args:
+        seed: selects the random weights; each value gives other ones.
+
+    Example:
+        >>> with random_weights():
+        ...     model = load("lsa-1l")  # as it could have been before training
+    """
+    token = _FIRST.set(FIRST + 1000 * seed)
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
+
+
+def are_weights_random() -> bool:
+    """Return True within `random_weights`, for code that opens models in other ways."""
+    return _FIRST.get() is not None
+
+
+@checked
+def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
+    """Make a checkpoint like another one whose models were never trained.
+
+    Args:
+        checkpoint: checkpoint of trained models, which is not changed.
+        first: seed of the first model's initial weights; the next model has the next seed. No checkpoint that comes
+            with the package was trained from the default.
+
+    Returns:
+        A checkpoint of models with the same configs and new initial weights. All its snapshots contain these weights,
+        and every entry of its loss curve is the original's first one.
+
+    Example:
+        >>> untrained(load_checkpoint("lsa-1l")).models[0].cfg.n_layers
+        1
+    """
+    models = [build(model.cfg, first + i).eval() for i, model in enumerate(checkpoint.models)]
+    record, snapshots = dict(checkpoint.record), checkpoint.snapshots
+    if "curve" in record:
+        curve = record["curve"]
+        flat = {name: [curve[name][0]] * len(curve[name]) for name in ("loss", "eval_loss") if curve.get(name)}
+        record["curve"] = {**curve, **flat}
+    if snapshots is not None:
+        n, stacked = len(snapshots.steps), stack_models(models)
+        weights = {name: stacked[name].expand(n, *stacked[name].shape).clone() for name in snapshots.weights}
+        snapshots = Snapshots(snapshots.steps, weights)
+    return replace(checkpoint, models=models, record=record, snapshots=snapshots)
+
+
+def replaced(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint, or untrained models within `random_weights`."""
+    first = _FIRST.get()
+    return checkpoint if first is None else untrained(checkpoint, first)

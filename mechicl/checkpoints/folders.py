@@ -30,10 +30,10 @@ from mechicl.checkpoints.checkpoint import (
     Snapshots,
     check_stack,
     models_from_stack,
+    replaced,
     stack_models,
 )
-from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
-from mechicl.checkpoints.random_weights import replaced
+from mechicl.checkpoints.hub import FILES, PREFIX, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.config_checks import dtype_name
 from mechicl.models.transformer.lens_config import RENAMED
@@ -79,9 +79,8 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         name: a checkpoint's name, folder, or "hf://owner/name", as for `load`.
 
     Returns:
-        A `Checkpoint`: `models` (one per seed), `best` (the model with the lowest held-out loss), `task` (the task that
-        they were trained on), `record` (training config, seeds and loss curve as a dictionary) and `snapshots` (weights
-        at steps of training, or None).
+        A `Checkpoint`: `models` (one per seed), `best` (the one with the lowest held-out loss), `task`, `record`, and
+        `snapshots` (or None).
 
     Raises:
         CheckpointError: no such checkpoint, or damaged files, as for `load`.
@@ -118,7 +117,9 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         with _checked(snapshots_path):
             _check_snapshots(*read_outline(snapshots_path), outline)
             _check_digest(snapshots_path, digests)
-            snapshots = _snapshots(*read_tensors(snapshots_path))
+            weights, metadata = read_tensors(snapshots_path)
+            dtype = models[0].cfg.torch_dtype  # snapshots in files may have half of that
+            snapshots = _snapshots({name: each.to(dtype) for name, each in weights.items()}, metadata)
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 
@@ -210,10 +211,9 @@ def push(checkpoint: str | Path, repository: str, *, private: bool = False) -> s
     if (folder / NEW).is_dir():  # a save was killed before it had moved its files into place
         settle(folder, RECORD)
     record = {name: value for name, value in loaded.record.items() if name != "sha256"}
-    with _hub_errors():
-        repository = Reference.parse(repository).repository
-        card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
-        return upload(folder, repository, card, private=private)
+    repository = Reference.parse(repository).repository
+    card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
+    return upload(folder, repository, card, private=private)
 
 
 def _is_on_hub(name: str | Path) -> bool:
@@ -222,8 +222,7 @@ def _is_on_hub(name: str | Path) -> bool:
 
 def _folder(name: str | Path) -> Path:
     if _is_on_hub(name):
-        with _hub_errors():
-            folder = download(str(name))
+        folder = download(str(name))
     else:
         folder = (shipped_folder(name) if isinstance(name, str) and name in available() else None) or Path(name)
         if not folder.is_dir():
@@ -233,14 +232,6 @@ def _folder(name: str | Path) -> Path:
     if not current_path(folder, RECORD, RECORD).is_file():
         raise CheckpointError(f"{name} has no record.json: it is not a checkpoint, or it was not saved completely")
     return folder
-
-
-@contextmanager
-def _hub_errors() -> Iterator[None]:
-    try:
-        yield
-    except HubError as error:
-        raise CheckpointError(str(error)) from error
 
 
 @contextmanager
@@ -268,9 +259,7 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
                 raise ArgumentError(f"the keys of {name} must be text, got {key!r}")
             _check_plain(f"{name}[{key!r}]", part, depth + 1)
     elif not isinstance(value, str | int | float | bool | None):
-        raise ArgumentError(
-            f"{name} must be plain JSON data (numbers, text, lists, dictionaries), got {type(value).__name__}"
-        )
+        raise ArgumentError(f"{name} must be plain JSON (numbers, text, lists, mappings), got {type(value).__name__}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ArgumentError(f"{name} must be finite, got {value}")
 

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from mechicl.base.files import MOST_BYTES
+from mechicl.checkpoints.checkpoint import CheckpointError
 
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
 """The files that are downloaded or uploaded, apart from the model card."""
@@ -26,10 +27,6 @@ PREFIX = "hf://"
 _FACTS = (  # fields of a training config that a card shows
     "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
 )  # fmt: skip
-
-
-class HubError(ValueError):
-    """A repository that does not exist, or cannot be read or reached."""
 
 
 class Reference(NamedTuple):
@@ -43,9 +40,7 @@ class Reference(NamedTuple):
         """Parse "hf://owner/name" or "hf://owner/name@revision", with or without the prefix."""
         parts = re.fullmatch(r"(?:hf://)?(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", text)
         if parts is None:
-            raise HubError(
-                f"{text!r} is not a repository of the hub: write hf://owner/name or hf://owner/name@revision"
-            )
+            raise CheckpointError(f"{text!r} is not a repository of the hub: write hf://owner/name, or ...@revision")
         return cls(parts[1], parts[2])
 
 
@@ -56,15 +51,15 @@ def download(text: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
     except GatedRepoError as error:
-        raise HubError(f"{repository} is gated: ask for access on its page, then `hf auth login`") from error
+        raise CheckpointError(f"{repository} is gated: ask for access on its page, then `hf auth login`") from error
     except RevisionNotFoundError as error:
-        raise HubError(f"{repository} has no revision {revision!r}") from error
+        raise CheckpointError(f"{repository} has no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
-        raise HubError(
+        raise CheckpointError(
             f"no repository {repository!r} on the hub, or it is private: `hf auth login` for one that you may read"
         ) from error
     except (HTTPError, HFValidationError, IncompleteSnapshotError, OSError) as error:
-        raise HubError(f"{repository} could not be read from the hub: {error}") from error
+        raise CheckpointError(f"{repository} could not be read from the hub: {error}") from error
 
 
 def _check_sizes(repository: str, revision: str | None) -> None:
@@ -77,7 +72,7 @@ def _check_sizes(repository: str, revision: str | None) -> None:
         most = MOST_BYTES if name.endswith(".json") else MOST_FETCHED
         if sizes.get(name, 0) > most:
             advice = ": download it yourself and load the folder" if most == MOST_FETCHED else ""
-            raise HubError(f"{repository}: {name} has {sizes[name]:,} bytes, more than {most:,}{advice}")
+            raise CheckpointError(f"{repository}: {name} has {sizes[name]:,} bytes, more than {most:,}{advice}")
 
 
 def upload(folder: Path, repository: str, card: str, *, private: bool) -> str:
@@ -90,9 +85,7 @@ def upload(folder: Path, repository: str, card: str, *, private: bool) -> str:
         operations = [*files, CommitOperationAdd("README.md", card.encode())]
         commit = api.create_commit(repository, operations, commit_message="Checkpoint of mechicl")
     except (HTTPError, HFValidationError, OSError) as error:
-        raise HubError(
-            f"{repository} could not be written to: {error} (`hf auth login` with a write token?)"
-        ) from error
+        raise CheckpointError(f"{repository} cannot be written to: {error} (`hf auth login` first?)") from error
     return f"{PREFIX}{repository}@{commit.oid}"
 
 

@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...  # the modules, which `register` sets
 
 
-HookedTransformerKeyValueCache = TransformerLensKeyValueCache
-HookedTransformerKeyValueCacheEntry = TransformerLensKeyValueCacheEntry
 HookPoint = hook_points.HookPoint
-
-NAMES: dict[str, Any] = {
-    "ActivationCache": ActivationCache,
-    "FactoredMatrix": FactoredMatrix,
-    "HookedRootModule": HookedRootModule,
-    "HookedTransformer": HookedTransformer,
-    "HookedTransformerConfig": HookedTransformerConfig,
-    "HookedTransformerKeyValueCache": HookedTransformerKeyValueCache,
-    "HookedTransformerKeyValueCacheEntry": HookedTransformerKeyValueCacheEntry,
-    "SVDInterpreter": SVDInterpreter,
+_CACHES: dict[str, Any] = {
+    "HookedTransformerKeyValueCache": TransformerLensKeyValueCache,
+    "HookedTransformerKeyValueCacheEntry": TransformerLensKeyValueCacheEntry,
 }
+_CLASSES = (
+    ActivationCache,
+    FactoredMatrix,
+    HookedRootModule,
+    HookedTransformer,
+    HookedTransformerConfig,
+    SVDInterpreter,
+)
+NAMES: dict[str, Any] = {each.__name__: each for each in _CLASSES} | _CACHES
 """What `from transformer_lens import ...` imports, besides modules."""
 
 
@@ -61,7 +61,6 @@ def get_pretrained_model_config(model_name: str, device: Any = None, **options: 
     return model.cfg.replace(device=str(device or "cpu"))
 
 
-_CACHES = {name: NAMES[name] for name in NAMES if "KeyValue" in name}
 _PARTS = {
     "Attention": Attention, "Embed": Embed, "LayerNorm": LayerNorm, "MLP": MLP, "PosEmbed": PosEmbed,
     "TransformerBlock": Block, "Unembed": Unembed,

@@ -10,7 +10,7 @@ from torch import Tensor
 from mechicl.base.arguments import checked, strictly_between
 from mechicl.constructions.hiding import check_basis_free
 from mechicl.models import HookedTransformer
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention, elementwise_attention
 from mechicl.models.transformer.config_rules import check_attends
 from mechicl.models.transformer.layers import MLP

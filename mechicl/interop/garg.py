@@ -1,25 +1,37 @@
 """Models of the `in-context-learning` code of Garg et al. 2022, on which Fu et al. 2024 build, and their tasks."""
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import GPT2Config
 
 from mechicl.base.arguments import ArgumentError, Count, NonNegative, checked, fits
 from mechicl.base.outside_files import read_torch_file, read_yaml
 from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.pretrained.conversion import convert_weights
+from mechicl.models.pretrained.families import find_family
+from mechicl.models.pretrained.loading import assemble
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 from mechicl.tasks.sampling import PromptDistribution
 
-SAME_IN_BLOCKS = {
-    "ln1.w": "ln_1.weight", "ln1.b": "ln_1.bias", "ln2.w": "ln_2.weight", "ln2.b": "ln_2.bias",
-    "attn.b_O": "attn.c_proj.bias", "mlp.W_in": "mlp.c_fc.weight", "mlp.b_in": "mlp.c_fc.bias",
-    "mlp.W_out": "mlp.c_proj.weight", "mlp.b_out": "mlp.c_proj.bias",
-}  # fmt: skip
-"""Our names of a block's weights, and GPT-2's, for weights of the same layout."""
+FAMILY = dataclasses.replace(
+    find_family(GPT2Config()),
+    blocks="_backbone.h",
+    ends={
+        "_read_in": "embed.E",
+        "_backbone.wpe": "pos_embed.pos",
+        "_backbone.ln_f": "ln_final",
+        "_read_out": "unembed.U",
+    },
+    biases={},
+)
+"""Their GPT-2 between two linear maps, in terms of ours."""
 
 
 @checked
@@ -51,61 +63,33 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     for name in sizes:
         if not fits(fields.get(name), Count):
             raise ArgumentError(f"{name} must be an int of at least 1, got {fields.get(name)!r}")
-    width, heads = fields["n_embd"], fields["n_head"]
-    weights: dict[str, Tensor] = {}
-    for name, shape in _shapes(fields):  # before memory of the size in the config is allocated
-        if name not in state_dict:
-            raise ValueError(f"the state dict has no {name!r}")
-        if tuple(state_dict[name].shape) != shape:
-            raise ValueError(f"{name} must be {shape} by the config, got {tuple(state_dict[name].shape)}")
-        weights[name] = state_dict[name].detach().float()
-    # an unused vocabulary, and masks that older versions of transformers saved
-    unused = {name for name in state_dict if name.endswith(("wte.weight", "attn.bias", "attn.masked_bias"))}
-    if left := sorted(set(state_dict) - set(weights) - unused):
-        raise ValueError(f"the state dict has entries that are not weights of this model: {left[:5]}")
+    width = fields["n_embd"]
+    # before memory of the sizes in the config is allocated
+    expected = {
+        "_read_in.weight": (width, fields["n_dims"]),
+        "_backbone.wpe.weight": (2 * fields["n_positions"], width),
+    }
+    for name, shape in expected.items():
+        if name not in state_dict or tuple(state_dict[name].shape) != shape:
+            found = tuple(state_dict[name].shape) if name in state_dict else "no such weight"
+            raise ValueError(f"{name} must be {shape} by the config, got {found}")
+    if (n_layers := fields["n_layer"]) > len(state_dict):
+        raise ValueError(f"n_layer={n_layers}, but the state dict has {len(state_dict)} weights")
     cfg = TransformerConfig(
-        x_dim=fields["n_dims"], n_context=fields["n_positions"] - 1, prompt_format="interleaved",
-        n_layers=fields["n_layer"], n_heads=heads, d_model=width, d_mlp=4 * width, act_fn="gelu_new",
-        attention="softmax", keys="causal", normalization_type="LN",
+        x_dim=fields["n_dims"], n_context=fields["n_positions"] - 1, prompt_format="interleaved", n_layers=n_layers,
+        n_heads=fields["n_head"], d_model=width, d_mlp=4 * width, act_fn="gelu_new", attention="softmax",
+        keys="causal", normalization_type="LN", device="meta",
     )  # fmt: skip
-    model = HookedTransformer(cfg)
+    # without a vocabulary that is not used; the last of its 2 n_positions positions is the query's y, which our prompts
+    # never contain
+    weights = {name: each.detach().float() for name, each in state_dict.items() if not name.endswith("wte.weight")}
+    weights["_read_in.weight"] = weights["_read_in.weight"].T
 
-    def split_heads(weights: Tensor) -> Tensor:
-        return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
+    def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        converted = convert_weights(FAMILY, cfg, weights, outline, n_layers=n_layers, lacks=set())
+        return {name: each.clone(memory_format=torch.contiguous_format) for name, each in converted.items()}
 
-    # the last of its 2 n_positions positions is the query's y, which our prompts never contain
-    state = {
-        "embed.W_E": weights["_read_in.weight"].T, "embed.b_E": weights["_read_in.bias"],
-        "pos_embed.W_pos": weights["_backbone.wpe.weight"][: cfg.n_ctx],
-        "ln_final.w": weights["_backbone.ln_f.weight"], "ln_final.b": weights["_backbone.ln_f.bias"],
-        "unembed.W_U": weights["_read_out.weight"].T, "unembed.b_U": weights["_read_out.bias"],
-    }  # fmt: skip
-    for layer in range(cfg.n_layers):
-        theirs, ours = f"_backbone.h.{layer}.", f"blocks.{layer}."
-        state |= {ours + name: weights[theirs + renamed] for name, renamed in SAME_IN_BLOCKS.items()}
-        state[f"{ours}attn.W_O"] = weights[f"{theirs}attn.c_proj.weight"].unflatten(0, (heads, -1))
-        fused = (weights[f"{theirs}attn.c_attn.{part}"].chunk(3, dim=-1) for part in ("weight", "bias"))
-        for letter, weight, bias in zip("QKV", *fused, strict=True):
-            state |= {f"{ours}attn.W_{letter}": split_heads(weight), f"{ours}attn.b_{letter}": split_heads(bias)}
-    model.load_state_dict(state)
-    return model.eval()
-
-
-def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, n_positions = fields["n_embd"], fields["n_positions"]
-    yield "_read_in.weight", (width, fields["n_dims"])
-    yield "_read_in.bias", (width,)
-    yield "_backbone.wpe.weight", (2 * n_positions, width)
-    for layer in range(fields["n_layer"]):
-        prefix = f"_backbone.h.{layer}."
-        for norm in ("ln_1", "ln_2"):
-            yield from ((f"{prefix}{norm}.{part}", (width,)) for part in ("weight", "bias"))
-        sizes = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
-        for part, (n_in, n_out) in sizes.items():
-            yield f"{prefix}{part}.weight", (n_in * width, n_out * width)
-            yield f"{prefix}{part}.bias", (n_out * width,)
-    yield from (("_backbone.ln_f.weight", (width,)), ("_backbone.ln_f.bias", (width,)))
-    yield from (("_read_out.weight", (1, width)), ("_read_out.bias", (1,)))
+    return assemble(HookedTransformer, cfg, convert, torch.float32)
 
 
 @checked

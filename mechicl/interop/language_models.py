@@ -20,11 +20,10 @@ from mechicl.models import HookedTransformer
 from mechicl.models.config_checks import check_device
 from mechicl.models.pretrained.families import is_computed
 from mechicl.models.pretrained.folders import ModelFolder, check_gguf, download, refuse_differences
-from mechicl.models.pretrained.loading import check_float_weights, from_transformers
+from mechicl.models.pretrained.loading import check_float_weights, from_transformers, read_dtype
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
-MODEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +72,7 @@ def load_language_model(
         revision: branch, tag or commit on the hub, such as "step1000" of Pythia; by default the main branch.
         gguf_file: file name of quantized weights in the folder or repository. They are dequantized, so they are close
             to the published weights and not equal (needs the package `gguf`).
-        seed: training seed of a mechicl checkpoint, by default the one with the lowest held-out loss; or a seed of the
-            random weights.
+        seed: training seed of a mechicl checkpoint, by default that of lowest held-out loss; or of the random weights.
         device: device of the model; by default the CPU, or the device of `model`.
         dtype: float16, bfloat16, float32 or float64; by default float32, or the type of `model` or of the checkpoint.
         bridge: True to open a model of transformers through TransformerLens' `TransformerBridge` in any case.
@@ -102,8 +100,7 @@ def load_language_model(
     """
     if (name is None) == (model is None):
         raise ArgumentError("give either a name (or a folder), or model= and tokenizer=")
-    if dtype is not None and dtype not in MODEL_DTYPES:
-        raise ArgumentError(f"dtype must be one of {', '.join(map(str, MODEL_DTYPES))}, got {dtype}")
+    read_dtype(dtype)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ArgumentError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
     check_device(device)
@@ -140,11 +137,7 @@ def load_language_model(
     with _named_errors(str(folder)):
         files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        if are_weights_random():
-            with torch.device("meta"):
-                opened = files.from_config(config)
-        else:
-            opened = files.from_pretrained(None, config=config, dtype=dtype)
+        opened = files.load(config, dtype, is_meta=are_weights_random())
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         return _open(opened, tokenizer, title, seed, device or "cpu", dtype, is_ours=True, bridge=bridge)
 
@@ -201,17 +194,12 @@ def _open(
 def _bridge(model: Any, tokenizer: Any, name: str, device: Any, dtype: Any) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    _convert(model.eval(), device, dtype)
+    model.eval().to(device or model.device)
+    for parameter in model.parameters() if dtype is not None else ():  # and no buffers: positions need float32
+        parameter.data = parameter.data.to(dtype)
     model.set_attn_implementation("eager")  # others do not compute patterns
     kind = type(model).__name__
     return build_bridge_from_module(model, kind, hf_config=model.config, tokenizer=tokenizer, model_name=name).eval()
-
-
-def _convert(model: torch.nn.Module, device: Any, dtype: torch.dtype | None) -> None:
-    if device is not None:
-        model.to(device)
-    for parameter in model.parameters() if dtype is not None else ():  # and no buffers: positions need float32
-        parameter.data = parameter.data.to(dtype)
 
 
 def load_gguf(
@@ -246,9 +234,6 @@ def load_gguf(
 @contextmanager
 def _reopened(tokenizer: Any) -> Iterator[Any]:
     """Copy a tokenizer through a temporary folder: TransformerLens opens a tokenizer again from where it was."""
-    if tokenizer is None:
-        yield None
-        return
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         yield AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -25,9 +25,7 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
 @checked
-def from_sklearn(
-    estimator: Any, *, probabilities: bool = False, n_jobs: int = 1, seed: int = 0, progress: bool = False
-) -> "SklearnLearner":
+def from_sklearn(estimator: Any, *, probabilities: bool = False, n_jobs: int = 1, seed: int = 0) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
     Any object with `fit(xs, ys)` and `predict(xs)` will do, so also those of TabPFN and TabICL. Consecutive prompts
@@ -44,7 +42,6 @@ def from_sklearn(
             classes and return its `predict_proba`, `[prompt class]`; 0 for classes that the context lacks.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
-        progress: show a progress bar over fits.
 
     Returns:
         A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
@@ -67,7 +64,7 @@ def from_sklearn(
     if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", method)):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and {method}, got {estimator!r}{hint}")
-    return SklearnLearner(estimator, n_jobs, seed, progress, probabilities)
+    return SklearnLearner(estimator, n_jobs, seed, probabilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +74,6 @@ class SklearnLearner:
     estimator: Any
     n_jobs: int
     seed: int
-    progress: bool
     probabilities: bool = False
 
     @property
@@ -115,7 +111,7 @@ class SklearnLearner:
         parts = [fits[i : i + FITS_AT_A_TIME] for i in range(0, len(fits), FITS_AT_A_TIME)]
         jobs = ((estimator, [(xs[row, :t], ys[row, :t], xs[row, t : t + 1]) for row, t in part]) for part in parts)
         seen: dict[type[Warning], list[str]] = {}
-        with progress_bar(unit="fit", total=len(fits), progress=self.progress) as bar:
+        with progress_bar(unit="fit", total=len(fits)) as bar:
             for part, (values, caught) in zip(parts, self._run(jobs), strict=True):
                 for (row, t), value in zip(part, values, strict=True):
                     predictions[row, t - points[0]] = value
@@ -220,32 +216,33 @@ def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
     """Return the predictions of several fits, and each fit's first warning of each category."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-    values, seen, earlier = [], [], None
+    values, seen = [], []
     with threadpool_limits(1):  # several threads take longer for a small context
-        for xs, ys, query in fits:
+        for xs, ys, queries in _sharing_contexts(fits):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                if earlier is None or not (np.array_equal(xs, earlier[0]) and np.array_equal(ys, earlier[1])):
-                    earlier = xs, ys, _fitted(estimator, xs, ys)
-                values.append(_predicted(earlier[2], ys, query))
-            seen += {each.category: str(each.message).splitlines()[0] for each in reversed(caught)}.items()
+                values += [*_fit_and_predict(estimator, xs, ys, queries)]
+            first = {each.category: str(each.message).splitlines()[0] for each in reversed(caught)}
+            seen += [*first.items()] * len(queries)
     return values, seen
 
 
-def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
-    return _predicted(_fitted(estimator, xs, ys), ys, query)
+def _sharing_contexts(fits: list[Any]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield contexts, each with the queries of consecutive fits that have it."""
+    start = 0
+    for i, (xs, ys, _) in enumerate(fits):
+        following = fits[i + 1][:2] if i + 1 < len(fits) else None
+        if following is None or not (np.array_equal(xs, following[0]) and np.array_equal(ys, following[1])):
+            yield xs, ys, np.concatenate([query for *_, query in fits[start : i + 1]])
+            start = i + 1
 
 
-def _fitted(estimator: Any, xs: np.ndarray, ys: np.ndarray) -> Any:
-    """Return a copy of the estimator fitted to points; None for a classifier whose points have one class."""
+def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, queries: np.ndarray) -> np.ndarray:
     sklearn = _import_sklearn()
     if _has_tags(estimator) and sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
-        return None
+        return ys[:1].repeat(len(queries), axis=0)
     one = ys.shape[1] == 1 and (not _has_tags(estimator) or sklearn.utils.get_tags(estimator).target_tags.single_output)
     unfitted = _copied(estimator)
     fitted = unfitted.fit(xs, ys[:, 0] if one else ys)
-    return unfitted if fitted is None else fitted
-
-
-def _predicted(fitted: Any, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
-    return ys[0] if fitted is None else np.asarray(fitted.predict(query), dtype=np.float64).reshape(ys.shape[1])
+    predicted = (unfitted if fitted is None else fitted).predict(queries)
+    return np.asarray(predicted, dtype=np.float64).reshape(len(queries), ys.shape[1])

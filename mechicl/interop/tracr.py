@@ -62,7 +62,8 @@ class CompiledTransformer(HookedTransformer):
             words: the words of an input, or a list of inputs.
         """
         ids = self._ids()
-        texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]
+        several = all(isinstance(text, Sequence) and not isinstance(text, str) for text in words)
+        texts = [list(text) for text in words] if several else [list(words)]
         lengths = sorted({len(text) for text in texts})
         if not texts or lengths[0] < 1 or len(lengths) > 1 or lengths[-1] > self.max_length:
             raise ValueError(
@@ -231,7 +232,3 @@ def _read_out(compiled: Any) -> Tensor:
     for column, direction in enumerate(spaces["output_space"].basis):
         read_out[rows[direction], column] = 1
     return read_out
-
-
-def _is_text(words: Any) -> bool:
-    return isinstance(words, Sequence) and not isinstance(words, str)

@@ -9,9 +9,9 @@ from transformer_lens.utilities import SUPPORTED_ACTIVATIONS
 
 from mechicl.base.arguments import checked
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.transformer.lens_config import read_lens_config
+from mechicl.models.transformer.lens_config import DERIVED, read_lens_config
+from mechicl.models.transformer.weight_processing import zero_biases
 
-BUFFERS = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 _Weights = dict[str, Tensor]
 
 
@@ -40,7 +40,7 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
         2
     """
     model = HookedTransformer(read_lens_config(cfg))
-    weights = {name: weight for name, weight in state_dict.items() if not name.endswith(BUFFERS)}
+    weights = {name: weight for name, weight in state_dict.items() if not name.endswith(DERIVED)}
     for name, weight in weights.items():
         if weight.is_meta or weight.is_complex() or not weight.isfinite().all():
             raise ValueError(f"{name} must be a tensor of finite real numbers, got some that are not")
@@ -70,7 +70,11 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[_Weights, dict[str, A
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     if cfg.tie_word_embeddings:
         state["unembed.W_U"] = model.W_U.detach()
-    return state | _buffers(cfg) | _zeros(cfg, state), _fields(cfg)
+    zeros = zero_biases(state, cfg)
+    del zeros["embed.b_E"]
+    if cfg.positional_embedding_type == "none":
+        zeros["pos_embed.W_pos"] = state["embed.W_E"].new_zeros(cfg.n_ctx, cfg.d_model)
+    return zeros | state | _buffers(cfg), _fields(cfg)
 
 
 def _check_representable(cfg: TransformerConfig) -> None:
@@ -94,20 +98,6 @@ def _check_representable(cfg: TransformerConfig) -> None:
         if not is_supported:
             value = getattr(cfg, name)
             raise ValueError(f"TransformerLens has no {name}={value!r}; its tools take the model without conversion")
-
-
-def _zeros(cfg: TransformerConfig, state: _Weights) -> _Weights:
-    shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
-    if cfg.positional_embedding_type == "none":
-        shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
-    groups = cfg.n_key_value_heads or 0
-    for layer in range(cfg.n_layers):
-        attn = f"blocks.{layer}.attn"
-        shapes |= {f"{attn}.b_{letter}": (cfg.n_heads, cfg.d_head) for letter in ("Q" if groups else "QKV")}
-        shapes |= {f"{attn}._b_{letter}": (groups, cfg.d_head) for letter in ("KV" if groups else "")}
-        shapes[f"{attn}.b_O"] = (cfg.d_model,)
-    like = state["embed.W_E"]
-    return {name: like.new_zeros(shape) for name, shape in shapes.items() if name not in state}
 
 
 def _buffers(cfg: TransformerConfig) -> _Weights:

@@ -136,11 +136,7 @@ class AlgorithmLearner:
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return the predictions after all requested steps, for every prefix; one step if the algorithm has none.
-
-        Args:
-            with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
-        """
+        """Return the predictions after all requested steps, for every prefix; one step if the algorithm has none."""
         if with_weights:
             if not self._takes("with_weights"):
                 raise ValueError(f"{self.name} has no weights: it is not linear in the query")
@@ -234,11 +230,7 @@ class AlgorithmFamily:
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return the prediction at each value (the axis `step`), for every prefix.
-
-        Args:
-            with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
-        """
+        """Return the prediction at each value (the axis `step`), for every prefix."""
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
         predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
@@ -322,9 +314,7 @@ def predictions_at(
     with calling_learner(learner, prompts, name):
         predicted = getattr(learner, method)(prompts)
         if not isinstance(predicted, Tensor) or not predicted.is_floating_point() or predicted.shape != targets.shape:
-            raise TypeError(
-                f"{method}() must return a tensor of floats {list(targets.shape)}, got {described(predicted)}"
-            )
+            raise TypeError(f"{method}() must return floats {list(targets.shape)}, got {described(predicted)}")
     return predicted[:, None] if at == "query" else predicted
 
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
-from mechicl.base.arguments import ArgumentError
+from mechicl.base.arguments import ArgumentError, checked
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Config = TypeVar("Config")
@@ -50,3 +50,55 @@ def read_config(kind: type[Config], data: dict[str, Any]) -> Config:
     unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cast(Any, kind))}))
     require(not unknown, f"{kind.__name__} has no field {unknown}")
     return kind(**data)
+
+
+class OwnConfig:
+    """Base of the configs of models other than transformers of tokens: frozen dataclasses with x_dim, y_dim, dtype.
+
+    A subclass sets `architecture`, its name in saved data, and has a `format`.
+    """
+
+    architecture: ClassVar[str]
+    y_dim: int
+    dtype: str
+
+    @property
+    def d_out(self) -> int:
+        """Width of the model's outputs."""
+        return self.y_dim
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of positions of a prompt with `n_context` points."""
+        return cast(Any, self).format.n_tokens(cast(Any, self).n_context)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's."""
+        return DTYPES[self.dtype]
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(cast(Any, self), **changes)
+
+    def unfilled(self) -> Self:
+        """Return the config, in which no default depends on other fields; see `TransformerConfig.unfilled`."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields but the device, and the architecture, as plain JSON data."""
+        fields = dataclasses.fields(cast(Any, self))
+        return {
+            "architecture": self.architecture,
+            **{f.name: getattr(self, f.name) for f in fields if f.name != "device"},
+        }
+
+    @classmethod
+    @checked
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Make the config that `to_dict` wrote."""
+        if isinstance(data, Mapping):
+            architecture = data.get("architecture", cls.architecture)
+            require(architecture == cls.architecture, f"architecture={architecture!r} is not {cls.architecture!r}")
+            data = {name: value for name, value in data.items() if name != "architecture"}
+        return read_config(cls, data)

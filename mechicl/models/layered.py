@@ -76,12 +76,14 @@ class LayeredModel(HookedRootModule):
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _checked(predict(prompts))
-        each = max(self.bytes_per_prompt(prompts), 1)
-        bound = settings.memory
-        if prompts.xs.device.type == "cpu":
-            bound = min(bound, max(FAST_BYTES, FEWEST * each))
-        at_a_time = max(1, int(bound / each))
         with torch.no_grad():
+            if len(prompts) == 1:
+                return _checked(predict(prompts))
+            each = max(self.bytes_per_prompt(prompts), 1)
+            bound = settings.memory
+            if prompts.xs.device.type == "cpu":
+                bound = min(bound, max(FAST_BYTES, FEWEST * each))
+            at_a_time = max(1, int(bound / each))
             if len(prompts) <= at_a_time:
                 return _checked(predict(prompts))
             return _checked(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
@@ -141,8 +143,7 @@ class LayeredModel(HookedRootModule):
     ) -> Iterator[Any]:
         """Attach hooks to the model during a `with` block, as in TransformerLens.
 
-        Other threads cannot run the model during the block. At its end the hooks that it added are removed, and no
-        others.
+        Other threads cannot run the model during the block. At its end only the hooks that it added are removed.
 
         Args:
             fwd_hooks: pairs of a hook's name (or a function of names that selects hooks) and a function of the
@@ -215,9 +216,7 @@ class LayeredModel(HookedRootModule):
         names = kwargs.get("names_filter")
         names = [names] if isinstance(names, str) else names
         if isinstance(names, Sequence) and (unknown := [str(name) for name in names if name not in hook_names(self)]):
-            raise ValueError(
-                f"names_filter: this model has no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}"
-            )
+            raise ValueError(f"names_filter: no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}")
         outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         if return_cache_object:
             cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))

@@ -1,10 +1,9 @@
 """`HookedLSTM`: the recurrent learner that transformers are compared with, with the same interface."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn as nn
@@ -16,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
+from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -24,7 +23,7 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig:
+class LSTMConfig(OwnConfig):
     """Every choice that makes a `HookedLSTM`. Prompts are always interleaved.
 
     Attributes:
@@ -49,6 +48,7 @@ class LSTMConfig:
     dtype: str = "float32"
     device: str = "cpu"
 
+    architecture = "lstm"
     prompt_format = "interleaved"
     keys = "causal"  # in the transformers' terms
     one_pass = True
@@ -66,44 +66,6 @@ class LSTMConfig:
     def d_token(self) -> int:
         """Width of a token."""
         return self.format.d_token
-
-    @property
-    def d_out(self) -> int:
-        """Width of the model's outputs."""
-        return self.y_dim
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of positions of a prompt with `n_context` points."""
-        return self.format.n_tokens(self.n_context)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        return DTYPES[self.dtype]
-
-    def replace(self, **changes: Any) -> "LSTMConfig":
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def unfilled(self) -> "LSTMConfig":
-        """Return the config, in which no default depends on other fields; see `TransformerConfig.unfilled`."""
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the device, and the architecture, as plain JSON data."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
-        return {"architecture": "lstm", **fields}
-
-    @classmethod
-    @checked
-    def from_dict(cls, data: dict[str, Any]) -> "LSTMConfig":
-        """Make the config that `to_dict` wrote."""
-        if isinstance(data, Mapping):
-            architecture = data.get("architecture", "lstm")
-            require(architecture == "lstm", f"architecture={architecture!r} is not 'lstm'")
-            data = {name: value for name, value in data.items() if name != "architecture"}
-        return read_config(cls, data)
 
 
 class LSTMBlock(nn.Module):

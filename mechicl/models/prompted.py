@@ -33,6 +33,11 @@ def with_batch_axis(tokens: Tensor) -> Tensor:
     return tokens[None] if tokens.ndim == 1 and not tokens.is_floating_point() else tokens
 
 
+def on_right(attention_mask: Tensor) -> bool:
+    """Return True if a mask hides positions at the end only."""
+    return bool((attention_mask.int().diff(dim=-1) <= 0).all())
+
+
 class PromptedModel(LayeredModel):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
@@ -91,8 +96,7 @@ class PromptedModel(LayeredModel):
             tokens: token ids or prompts with the targets of the loss, if the input is a residual stream.
             attention_mask: for token ids, 0 at padding, which is not attended to, not counted in positions and has no
                 loss, and 1 elsewhere.
-            stop_at_layer: end before this block and return the residual stream there; negative numbers count from the
-                end.
+            stop_at_layer: end before this block and return the residual stream there; negative as above.
             past_kv_cache: keys and values of earlier positions of the texts, which the run continues and adds its own
                 to (`HookedTransformerKeyValueCache`).
             at: positions of the returned outputs: all "positions", the predicted "points", the "query", or a slice.
@@ -113,7 +117,7 @@ class PromptedModel(LayeredModel):
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if isinstance(input, Prompts):
-            read = self.encode(input)
+            read = self._encoded(input)
         else:
             read, padding = self._read_texts(input, prepend_bos, padding_side)
             attention_mask = padding if attention_mask is None else attention_mask
@@ -149,8 +153,7 @@ class PromptedModel(LayeredModel):
         self, tokens: Tensor, attention_mask: Tensor | None, cache: TransformerLensKeyValueCache | None
     ) -> Any:
         """Return what a run knows besides its stream, if anything: padding that would be seen, earlier positions."""
-        on_the_right = attention_mask is None or bool((attention_mask.int().diff(dim=-1) <= 0).all())
-        if cache is not None or not on_the_right:
+        if cache is not None or not (attention_mask is None or on_right(attention_mask)):
             raise ValueError(f"{type(self).__name__} takes no past_kv_cache, and no padding but on the right")
 
     @checked(undefined=True)
@@ -176,9 +179,7 @@ class PromptedModel(LayeredModel):
             predictions = self.decode(at_least_float32(logits))
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
             if predictions.shape != targets.shape:
-                raise ValueError(
-                    f"tokens have targets {list(targets.shape)} for predictions {list(predictions.shape)} in the logits"
-                )
+                raise ValueError(f"targets are {list(targets.shape)} for predictions {list(predictions.shape)}")
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
         if tokens.is_floating_point():
@@ -196,6 +197,9 @@ class PromptedModel(LayeredModel):
     @checked
     def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
         """Encode prompts as the model's input tokens, on its device and in its dtype."""
+        return self._encoded(prompts)
+
+    def _encoded(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
         cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             prompts_dims = f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
@@ -250,10 +254,13 @@ class PromptedModel(LayeredModel):
         """
         stream = self.forward(prompts, stop_at_layer=0)
         positions = self._positions(at, stream.shape[1])
-        yield stream[:, positions]
+        yield self._at_positions(stream, positions)
         for layer in range(self.cfg.n_layers):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, positions]
+            yield self._at_positions(stream, positions)
+
+    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
+        return stream[:, positions]
 
     @holds_models
     @checked(undefined=True)

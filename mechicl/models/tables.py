@@ -4,7 +4,6 @@ A cell of the rows to predict attends to rows with labels only, so these rows do
 al. 2025 (TabPFN v2), without their random marks of columns: the order of columns, too, changes no prediction.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,42 +19,16 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, Count, Natural, check_fields, checked
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
+from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.layers import MLP
 from mechicl.models.transformer.norms import BlockPart, LayerNorm
-from mechicl.prompts import At, Prompts
-from mechicl.prompts.tables import Tables
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """Layout of a prompt as a table: positions are rows, the last one is the query.
-
-    Attributes:
-        x_dim: number of columns without the label's.
-        y_dim: number of values of a label.
-    """
-
-    x_dim: Count
-    y_dim: Count
-
-    def n_tokens(self, n_context: int) -> int:
-        """Return the number of rows of a prompt."""
-        return n_context + 1
-
-    def prediction_positions(self, n_tokens: int) -> slice:
-        """Return the rows at which predictions are read: the last one."""
-        return slice(n_tokens - 1, n_tokens)
-
-    def labels(self, n_context: int) -> list[str]:
-        """Return a label for each row: `row 1`, ..., `query`."""
-        return [f"row {i + 1}" for i in range(n_context)] + ["query"]
+from mechicl.prompts import At, Paired, Prompts, Tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableConfig:
+class TableConfig(OwnConfig):
     """Every choice that makes a `TableTransformer`.
 
     Attributes:
@@ -86,6 +59,7 @@ class TableConfig:
     dtype: str = "float32"
     device: str = "cpu"
 
+    architecture = "table"
     prompt_format = "table"
     keys = "context"
     one_pass = False
@@ -102,9 +76,9 @@ class TableConfig:
             object.__setattr__(self, "d_mlp", 2 * self.d_model)
 
     @property
-    def format(self) -> TableLayout:
-        """The layout of a prompt with `x_dim` columns."""
-        return TableLayout(self.x_dim, self.y_dim)
+    def format(self) -> Paired:
+        """The layout by rows: each has a point, and the last one is the query."""
+        return Paired(self.x_dim, self.y_dim)
 
     @property
     def d_token(self) -> int:
@@ -112,24 +86,9 @@ class TableConfig:
         return self.y_dim + 1
 
     @property
-    def d_out(self) -> int:
-        """Width of the model's outputs."""
-        return self.y_dim
-
-    @property
     def d_head(self) -> int:
         """Width of a head."""
         return self.d_model // self.n_heads
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of rows of a prompt with `n_context` labels."""
-        return self.n_context + 1
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        return DTYPES[self.dtype]
 
     @property
     def of_parts(self) -> TransformerConfig:
@@ -138,26 +97,6 @@ class TableConfig:
         return TransformerConfig(
             x_dim=1, n_context=1, **sizes, act_fn="gelu", normalization_type="LN", read_in="linear", read_out="linear"
         )
-
-    def replace(self, **changes: Any) -> "TableConfig":
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def unfilled(self) -> "TableConfig":
-        """Return the config with the fields whose defaults depend on others; see `TransformerConfig.unfilled`."""
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the device, and the architecture, as plain JSON data."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
-        return {"architecture": "table", **fields}
-
-    @classmethod
-    @checked
-    def from_dict(cls, data: dict[str, Any]) -> "TableConfig":
-        """Make the config that `to_dict` wrote."""
-        require(data.get("architecture", "table") == "table", f"architecture={data.get('architecture')!r}")
-        return read_config(cls, {name: value for name, value in data.items() if name != "architecture"})
 
 
 class CellAttention(BlockPart):
@@ -418,18 +357,4 @@ class TableTransformer(PromptedModel):
             yield stream[:, rows, -1]
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        # one table of many rows to predict for each prefix
-        passes = []
-        for place, t in enumerate(points):
-            labels = prompts.ys.new_zeros(len(queries), queries.shape[2], prompts.y_dim)
-            xs = torch.cat([prompts.xs[:, :t], queries[:, place]], dim=1)
-            passes.append(self._table_streams(Tables(xs, torch.cat([prompts.ys[:, :t], labels], dim=1), t)))
-        for streams in zip(*passes, strict=True):
-            yield torch.stack(streams, dim=1)
-
-    def _table_streams(self, tables: Tables) -> Iterator[Float[Tensor, "table query d_model"]]:
-        stream = self.embed_tokens(self.encode(tables))
-        yield stream[:, tables.n_context :, -1]
-        for block in self.blocks:
-            stream = block(stream, tables.n_context, fused=not self._is_hooked())
-            yield stream[:, tables.n_context :, -1]
+        return self._query_streams_one_by_one(prompts, queries, points)

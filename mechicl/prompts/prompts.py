@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import ArgumentError, Count, checked, count_undefined
@@ -139,30 +139,11 @@ class Prompts:
         return self._with(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
 
     @checked
-    def permuted(
-        self, order: Int[Tensor, "*prompt point"] | Sequence[int] | None = None, *, seed: int | None = None
-    ) -> "Prompts":
-        """Return the prompts with their context points in another order; the query stays last.
-
-        Args:
-            order: indices of the context points, `[point]` for all prompts or `[prompt point]`.
-            seed: instead of `order`, the seed of an independent random order for each prompt.
-        """
-        if (order is None) == (seed is None):
-            raise ValueError("permuted() needs an order or a seed, and not both")
-        if order is None:
-            assert seed is not None
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.rand(len(self), self.n_context, generator=generator).argsort(dim=1)
-        order = torch.as_tensor(order).to(self.device)
-        if order.ndim == 1:
-            order = order.expand(len(self), -1)
-        expected = torch.arange(self.n_context, device=self.device)
-        if order.shape != (len(self), self.n_context) or not (order.sort(dim=1).values == expected).all():
-            shape = tuple(order.shape)
-            raise ValueError(f"order must contain each of the {self.n_context} context points once, got shape {shape}")
-        query = torch.full((len(self), 1), self.n_context, device=self.device)
-        index = torch.cat([order.long(), query], dim=1)
+    def permuted(self, *, seed: int) -> "Prompts":
+        """Return the prompts with their context points in random order, another one for each; the query stays last."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.rand(len(self), self.n_context, generator=generator).argsort(dim=1).to(self.device)
+        index = torch.cat([order, order.new_full((len(self), 1), self.n_context)], dim=1)
         rows = torch.arange(len(self), device=self.device)[:, None]
         return self._with(self.xs[rows, index], self.ys[rows, index])
 

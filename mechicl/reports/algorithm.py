@@ -38,8 +38,8 @@ N_SNAPSHOT = 256  # prompts at each snapshot
 ALGORITHM_SEED = 5_000_003
 CORRELATIONAL = "these comparisons are correlational: no test interchanged states of the model and the algorithm"
 FAMILIES = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by the
-    squared distance of predictions on other prompts, relative to the model's squared predictions: 0 if they are equal,
-    1 for predicting 0."""
+    squared distance of predictions on other prompts, relative to the model's squared predictions: 0% if they are
+    equal, 100% for predicting 0."""
 FILTERS = """All these learners multiply the component of the targets along each eigenvector of S by a function of its
     eigenvalue. The line of 'any function of S' is free: piecewise linear between 20 knots."""
 

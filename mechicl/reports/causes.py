@@ -57,7 +57,8 @@ def causal_part(
         name = each[0].hypothesis.removeprefix(COPYING)
         everyone = checkpoint if len(each) == len(checkpoint.models) else None
         note = "" if name == family else name
-        rows.append(over_models(EXPLAINED + family, [one.effects for one in each], everyone, note=note))
+        explained = over_models(EXPLAINED + family, [one.effects for one in each], everyone, note=note)
+        rows.append(replace(explained, share=True))
     standing = f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
     named = dict.fromkeys(test.hypothesis for each in tests for test in each.supported)
     rows.append(Row(STAND, None, standing, "seeds", "; ".join(named)))
@@ -66,7 +67,8 @@ def causal_part(
     kinds: tuple[InterchangeKind, ...] = ("exchange", "ablation")
     for kind in kinds:
         explained = [test.best.explained([kind]) for test in tests]
-        rows.append(over_models(f"effects of {kind}s explained by the best", explained, checkpoint))
+        row = over_models(f"effects of {kind}s explained by the best", explained, checkpoint)
+        rows.append(replace(row, share=True))
     for name in (*FLOWS, *LAYERWISE):
         moved = [_moved(test, name) for test in tests]
         rows += [

@@ -10,6 +10,7 @@ from typing import Any
 
 from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import write_bytes, write_json
+from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
 
@@ -108,10 +109,13 @@ class Comparison:
             rows = [row for row in others if row.section == section.title]
             sections.append(replace(section, content=[*section.parts, _measured(rows)]) if rows else section)
         if printed:
+            known = read_sources()
             lines = [(*row.cells()[:3], self.verdict_on(row).replace("not printed", "—"), *row.cells()[3:])
                      for row in printed]  # fmt: skip
             header = (*HEADER[:3], "verdict", *HEADER[3:])
-            sections.insert(0, Section("Published and measured", "", folded_table(header, lines)))
+            papers = {row.source: None for row in printed if row.source in known}
+            words = f"Published by {' and '.join(authors_and_year(known[key]) for key in papers)}." if papers else ""
+            sections.insert(0, Section("Published and measured", words, folded_table(header, lines)))
         if rest := [row for row in others if row.section not in titles]:
             sections.append(Section("Also measured", "", _measured(rest)))
         return sections

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -54,7 +55,8 @@ _WORDS = {
     "The trained model is the opened seed. Lines end where predictions overflow.",
     "paths": """From the opened seed to three members of the family of constructions: the one tuned on the task, the one
         nearest to the model's weights, and the one whose layers write most nearly what the model's layers write. Paths
-        run through the products W_KQ and W_PV: raw, rescaled as in A.3, and with both models' heads side by side.""",
+        run through the products W_KQ and W_PV: raw, rescaled as in appendix A.3 of von Oswald et al. 2023, and with
+        both models' heads side by side.""",
 }
 Tuned = SpectralLearner | ClippedDescent
 
@@ -249,7 +251,7 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
             continue
         rows.append(over_models(f"loss, {kind} member over trained", fit.loss_ratios(members)))
         name = f"squared distance of predictions, {kind} member, over squared predictions"
-        rows.append(over_models(name, fit.relative_distances(members)))
+        rows.append(replace(over_models(name, fit.relative_distances(members)), share=True))
     for name in ("distance_KQ", "distance_PV"):
         values = interval(getattr(fit, name).flatten(1).mean(1))
         label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"

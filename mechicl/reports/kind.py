@@ -1,7 +1,6 @@
 """Kinds of reports: a table of parts that are measured, and a verdict made from them."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,7 +148,9 @@ class Kind:
         if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
             name = f"unexplained by {learner_phrase(question.answer.match.name)}"
-            found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
+            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(
+                steps, {name: 100 * distances.clamp(max=1)}
+            )
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input")
@@ -225,8 +226,7 @@ class Kind:
         words = [comparison.lead, *verdict.sentences.values(), *(row.quantity + row.note for row in comparison.rows)]
         words += [f"{section.title} {section.words}" for section in comparison.sections]
         terms = replace(comparison, sections=[*comparison.sections, explained_terms(" ".join(words))])
-        named = re.sub(r"\b[Ii]t\b", self.study.name, verdict.headline, count=1)  # a reader sees this sentence alone
-        return terms.write(out, name, opening=replace(verdict, headline=named).section())
+        return terms.write(out, name, opening=verdict.named(self.study.name).section())
 
     def learning(self, words: str, references: dict[str, float], *, log_x: bool = False) -> list[Section]:
         """Draw the learning curve of the record, with losses of reference learners; none if there is no curve."""

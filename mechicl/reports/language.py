@@ -28,11 +28,12 @@ from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
-from mechicl.reports.rows import Row
-from mechicl.statistics import interval
+from mechicl.reports.rows import Row, percent
+from mechicl.reports.verdict import NOT_TESTED, Verdict
+from mechicl.statistics import Interval, interval
 from mechicl.statistics.results import largest
 from mechicl.text import WORD_TASKS, word_prompts
-from mechicl.viz.interventions import ablation_bars, curves_by_layer, few_shot_curves
+from mechicl.viz.interventions import ablation_bars, curves_by_layer, few_shot_curves, in_context_figure
 
 SHOTS, VECTOR = "Few-shot accuracy", "Function vector"  # titles of sections
 FUNCTION, INDUCTION = "function-vector heads", "induction heads"
@@ -107,7 +108,8 @@ def report_language(
         _sections(scores, vector, heads, ablations),
         {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
     )
-    return comparison.write(folder, name, opening=_verdict(scores, vector, stable, ablations, induction))
+    verdict = _verdict(scores, vector, stable, ablations, induction)
+    return comparison.write(folder, name, opening=verdict.named(language.name).section())
 
 
 def _that_fit(language: LanguageModel, tasks: tuple[str, ...]) -> tuple[tuple[str, ...], int, str]:
@@ -161,7 +163,8 @@ def _rows(
             _row(f"{name}: accuracy after {shots} pairs, {label} labels", scores.accuracy[t, k, -1], SHOTS)
             for k, label in enumerate(scores.labels)
         ]
-        rows.append(Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section=SHOTS))
+        gain = Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section=SHOTS, share=True)
+        rows.append(gain)
     estimated, best = _chosen_on_half(vector.added)
     strongest, head = _chosen_on_half(vector.indirect_effects.flatten(0, 1))
     place = _named([divmod(head, vector.indirect_effects.shape[1])])
@@ -180,7 +183,7 @@ def _rows(
 
 
 def _row(quantity: str, values: Tensor, section: str, least: float = 0.0) -> Row:
-    return Row(quantity, None, interval(values, within=(least, 1.0)), "prompts", section=section)
+    return Row(quantity, None, interval(values, within=(least, 1.0)), "prompts", section=section, share=True)
 
 
 def _chosen_on_half(values: Float[Tensor, "place prompt"]) -> tuple[Float[Tensor, "prompt"], int]:
@@ -196,24 +199,25 @@ def _named(heads: Sequence[tuple[int, int]]) -> str:
 def _verdict(
     scores: FewShotScores, vector: FunctionVector, stable: Stability, ablations: dict[str, MatchedAblation],
     induction: Sequence[tuple[int, int]],
-) -> Section:  # fmt: skip
+) -> Verdict:  # fmt: skip
     together = 1 - 0.05 / len(scores.tasks)  # 95% that no interval of all tasks misses
     gains = {task: scores.gain(task, level=together) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
-    title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"
-    title += f", on {len(learned)} of {len(gains)} tasks" if learned else ""
+    count = f"{len(learned)} of {len(gains)}"
+    title = f"It learns in context on {count} tasks"
+    if not learned:
+        title = f"It does not learn in context beyond what shuffled labels give, on any of {len(gains)} tasks"
     shots, n, task = scores.shots[-1], len(vector.heads), vector.task.replace("_", " ")
     first = f"After {shots} examples with true labels, the accuracy is higher than after the same words paired wrongly "
-    first += (
-        f"(shuffled labels) on {len(learned)} of {len(gains)} tasks{': ' + ', '.join(learned) if learned else ''}. "
-    )
+    first += f"(shuffled labels) on {count} tasks{': ' + ', '.join(learned) if learned else ''}. "
     first += "On these, the interval of the difference is above 0 also if widened for the number of tasks. "
     accuracy = scores.accuracy[scores.tasks.index(vector.task), :, -1]
     right = {label: interval(accuracy[k], together, within=(0, 1)) for k, label in enumerate(scores.labels)}
     tied = largest([gain.mean for gain in gains.values()], 1)[1]
     first += (
-        f"The largest difference is for {task}{tied and ' (tied with others)'}: {right['true']} with true labels, "
-        f"{right['shuffled']} with shuffled ones (intervals over {right['true'].n} prompts, widened in the same way)."
+        f"The largest difference is for {task}{tied and ' (tied with others)'}: {percent(right['true'])} with true "
+        f"labels, {percent(right['shuffled'])} with shuffled ones (intervals over {right['true'].n} prompts, widened "
+        f"in the same way)."
     )
     values, best = _chosen_on_half(vector.added)
     gain = interval(values - vector.random_added[best, 1::2], within=(-1, 1))
@@ -221,23 +225,40 @@ def _verdict(
     shared = sum(len(one & other) for one, other in pairs) / len(pairs)
     found = "whose outputs carry the task" if gain.low > 0 else "with the largest effects on answers of the task"
     unclear = "" if gain.low > 0 else " The interval is not above 0, so this does not show that they carry the task."
-    lines = [
+    heads = (
         f"The {n} heads {found} {task}, strongest first: {_named(vector.heads)} (layer.head, counted from 0). "
-        f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average.",
+        f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average. "
         f"The sum of their outputs was added after layer {best}, to prompts without demonstrations. It changes the "
-        f"probability of the right answer by {gain} compared with a random vector. The layer was chosen on other "
-        f"prompts.{unclear}",
-        f"Of the other heads, these {n} have the highest induction scores on repeated random tokens: "
-        f"{_named(induction)}.",
-    ]
+        f"probability of the right answer by {_points(gain)} compared with a random vector. The layer was chosen on "
+        f"other prompts.{unclear} Of the other heads, these {n} have the highest induction scores on repeated random "
+        f"tokens: {_named(induction)}."
+    )
+    lines, lost = [], {}
     for name, result in ablations.items():
-        lost, matched = (interval(result.intact - p, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0)))
-        lines.append(
-            f"Without these {n} {name} the probability of the right answer "
-            f"changes by {0 - lost}; without {n} random heads of the same layers, by {0 - matched}."
+        lost[name], matched = (
+            interval(p - result.intact, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0))
         )
-    lines.append("Not tested: answers longer than one token, other templates, and other formats of prompts.")
-    return Section(title, first, f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>")
+        lines.append(
+            f"Without these {n} {name} the probability of the right answer changes by {_points(lost[name])}; "
+            f"without {n} random heads of the same layers, by {_points(matched)}."
+        )
+    sentences = {
+        "Does it learn in context?": first, "Which heads carry it?": heads, "Does it need them?": " ".join(lines),
+        NOT_TESTED: "Answers longer than one token, other templates, and other formats of prompts.",
+    }  # fmt: skip
+    facts = [
+        (percent(right["true"]), f"accuracy on {task} after {shots} examples; {percent(right['shuffled'])} if their "
+         "labels are shuffled"),
+        (_points(gain), f"for the right answer, if the outputs of its {n} strongest heads are added to prompts without "
+         "examples"),
+        (_points(lost[FUNCTION]), f"for the right answer without these {n} heads"),
+    ]  # fmt: skip
+    return Verdict(title, sentences, in_context_figure(scores, vector), facts=facts)
+
+
+def _points(change: Interval) -> str:
+    """Format a change of a probability in percentage points."""
+    return f"{100 * change.mean:+.0f} ± {100 * change.half_width:.0f} points".replace("-", "−")
 
 
 def _sections(

@@ -158,12 +158,12 @@ def _match_figures(
         *heatmaps,
         Section(f"Best-matching steps ({compared})", words, match_curve(several, growths)),
         Section(f"Similarity of each layer with the best of each family ({compared})",
-                "Bands: 95% intervals over prompts (Fig. 7).", best),
+                "Bands: 95% intervals over prompts.", best),
     ]  # fmt: skip
 
 
 def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Section:
-    """Draw the loss by number of context points, one line per layer, over the mean square of the targets (Fig. 3)."""
+    """Draw the loss by number of context points, one line per layer, over the mean square of the targets."""
     labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
     square = prompts.ys.double().square().mean((1, 2))
     lines = {
@@ -174,7 +174,7 @@ def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Seque
     figure = viz.interval_lines(
         "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
     )
-    return Section(title, "Means with 95% intervals over prompts (Fig. 3).", figure)
+    return Section(title, "Means with 95% intervals over prompts.", figure)
 
 
 def _numbers(matched: Match) -> dict[str, Any]:

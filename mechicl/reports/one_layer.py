@@ -44,8 +44,9 @@ _WORDS = {
         between them fixed, and those of the construction of Proposition 1. Only the rows of W_KQ that read x and the
         columns of W_PV that write y can affect the prediction; the others keep their small random initial values.""",
     "interpolation": """Loss along the straight line from the trained weight products to the construction's. After the
-        rescaling of appendix A.3, which divides by β, the mean diagonal of W_KQ, the line is flat. Without it the
-        middle can be far worse than either end, because β is not 1 and the initial weights decide its sign.""",
+        rescaling of appendix A.3 of von Oswald et al. 2023, which divides by β, the mean diagonal of W_KQ, the line is
+        flat. Without it the middle can be far worse than either end, because β is not 1 and the initial weights decide
+        its sign.""",
     "shifts": """Inputs or weights scaled by α, and the same on inputs from distributions that training never showed
         (Gaussian, exponential or Laplace, one at random for each prompt). The inputs are not normalised; the code of
         von Oswald et al. 2023 divides them by their context's norm (`LinearRegression(normalize_inputs=True)`). All
@@ -196,7 +197,7 @@ def _roll_outs(kind: "OneLayer") -> Measured:
         for step in range(REPEATS + 1):
             if step:
                 stream = stream + damping * (model(stream, start_at_layer=0, stop_at_layer=1) - stream)
-            predicted = model.decode(model(stream, start_at_layer=1))[:, -1]
+            predicted = model(stream, start_at_layer=1, at="query")[:, -1]
             steps.append((predicted - prompts.query.ys).square().mean())
         return torch.stack(steps)
 

@@ -80,9 +80,7 @@ def _rows(kind: "Texts") -> list[Row]:
     first, models = kind.together["fine-tuned"], kind.study.models
     gain = first.in_context_score - first.zero_shot_score
     rows = [
-        Row(
-            "accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks", share=True
-        ),
+        Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", share=True),
         Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries", share=True),
         Row("accuracy gained by demonstrations", None, interval(gain), "queries", share=True),
     ]

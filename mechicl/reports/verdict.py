@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -84,6 +84,10 @@ class Verdict:
     numbers: dict[str, Any] = field(default_factory=dict)  # the numbers behind the sentences, as plain data
     facts: Sequence[Fact] = ()  # the first three are next to the picture
     kind: str = ""  # a sentence on the kind of learner
+
+    def named(self, name: str) -> "Verdict":
+        """Name the model in the headline, which a reader sees alone."""
+        return replace(self, headline=re.sub(r"\b[Ii]t\b", name, self.headline, count=1))
 
     def section(self) -> Section:
         """Return a page's first screen: the answer, a picture, three facts, what was not tested, and folded text."""
@@ -216,9 +220,9 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         "n_prompts": distance.n,
     }
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
-    more = f"; {learner_phrase(unlike.name)} leaves {percent(identified.distance(unlike).mean)}" if unlike else ""
+    more = f" ({learner_phrase(unlike.name)}: {percent(identified.distance(unlike).mean)})" if unlike else ""
     belief = "that it is none of the algorithms tried" if not is_named else "in the name of its family of algorithms"
-    share = f"of its predictions are not explained by {name}{more}"
+    share = f"of its predictions unexplained by {name}{more}"
     facts = [(percent(distance), share), (sure, f"confidence {belief}")]
     return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)
 

@@ -10,7 +10,6 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -91,8 +90,8 @@ class Result:
         return self._ready() | means
 
     @checked
-    def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Return a table of the measurements.
+    def to_dataframe(self, level: float = 0.95) -> Any:
+        """Return a table of the measurements, a pandas DataFrame.
 
         Args:
             level: confidence level of the intervals.
@@ -102,6 +101,8 @@ class Result:
             and for each quantity its mean over samples, "NAME_low" and "NAME_high". Otherwise one row a sample and one
             column a quantity, or a column an entry, `name[0,1]`; NaN where a quantity has fewer samples than another.
         """
+        import pandas as pd  # takes half a second
+
         samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}
         if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):

@@ -33,9 +33,7 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
     try:
         pickled = cloudpickle.dumps(orders)
     except Exception as error:
-        raise TypeError(
-            f"a measure cannot be sent to other processes ({error}): use workers=1, or a function of a module"
-        ) from error
+        raise TypeError(f"a measure cannot be pickled ({error}): use workers=1, or a function of a module") from error
     options: Any = {"env": {"OMP_WAIT_POLICY": "passive"}, "initializer": _begin, "initargs": (os.getpid(),)}
     idle: list[ProcessPoolExecutor] = []  # pools of one process each, so that a death identifies its cell
     running: dict[Future[Outcome], tuple[ProcessPoolExecutor, SweepCell]] = {}

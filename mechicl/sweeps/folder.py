@@ -32,14 +32,14 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class CellStatus:
-    """Progress of a cell of a sweep."""
+    """Progress of a cell of a sweep: its name, its values on the axes, its steps, and the error if it failed."""
 
-    name: str  # name of the cell's folder
-    places: str  # its values on the sweep's axes, as text
+    name: str
+    places: str
     state: str  # "done", "failed", "running" or "waiting"
     step: int  # last logged training step
-    steps: int  # number of training steps
-    error: str = ""  # error of a failed cell; empty otherwise
+    steps: int
+    error: str = ""
 
 
 class SweepFolder:
@@ -99,9 +99,7 @@ class SweepFolder:
             raise SweepError(f"{error}: remove it, and run the sweep again") from error
         rows = data.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise SweepError(
-                f"{path} is damaged (its rows must be a list of objects): remove it, and run the sweep again"
-            )
+            raise SweepError(f"{path} is damaged (rows must be a list of objects): remove it, and run the sweep again")
         return rows if data.get("measures") == list(measures) else None
 
     def error(self, name: str, measures: Sequence[str]) -> str:
@@ -175,9 +173,7 @@ def load_table(folder: str | Path) -> GridTable:
         folder: folder that `Sweep.run` or `mechicl sweep` wrote.
 
     Returns:
-        A `GridTable`: `frame` is a pandas DataFrame with one row per model: the axes, "diverged_at" (the training step
-        of divergence, empty if none), "loss" (held-out loss at the end of training) and the measured values.
-        `intervals("loss")` has the mean over seeds with its 95% interval at each point of the grid.
+        A `GridTable`, as that of `Sweep.run`.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -198,8 +194,7 @@ def status(folder: str | Path) -> list[CellStatus]:
         folder: folder that `Sweep.run` or `mechicl sweep` wrote.
 
     Returns:
-        A `CellStatus` for each cell: `name`, `places` (its values on the axes, as text), `state` ("done", "failed",
-        "running" or "waiting"), `step` (last logged training step), `steps` (all steps) and `error` (of a failed cell).
+        A `CellStatus` for each cell.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -260,7 +255,5 @@ def warn_of_several(cells: Iterable[Path], here: str | None = None) -> bool:
     if not counted or len({*counted, here} - {None}) < 2:
         return False
     text = "; ".join(f"{n} on {kind}" for kind, n in counted.items()) + (f"; this is {here}" if here else "")
-    warn(
-        f"cells of this sweep are from different kinds of device ({text}): their numbers may differ in the last digits"
-    )
+    warn(f"cells of this sweep are from different kinds of device ({text}): their last digits may differ")
     return True

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mechicl.models import TransformerConfig
-from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.sweep import Sweep
 from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, TaskPool
 from mechicl.training import PRESETS, TrainingConfig
@@ -177,22 +175,3 @@ SWEEPS: dict[str, SweepPreset] = {
     ),
 }  # fmt: skip
 """Ready-made sweeps by name, each a `SweepPreset`: `SWEEPS[name].sweep().run(folder, SWEEPS[name].measure)`."""
-
-
-def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *, workers: int = 1) -> GridTable:
-    """The table of a ready-made sweep (a name in `SWEEPS`), read from a file, or trained and written to it.
-
-    Args:
-        kept: a CSV file with the table, numbers with six digits. It is written when the sweep is trained.
-        folder: train in this folder, or read the models trained there; None to read the file.
-    """
-    if name not in SWEEPS:
-        raise KeyError(f"no ready-made sweep {name!r}: there are {sorted(SWEEPS)}")
-    preset, kept = SWEEPS[name], Path(kept)
-    if folder is not None:
-        table = preset.sweep().run(folder, preset.measure, workers=workers, extend=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        table.frame.to_csv(kept, index=False, float_format="%.6g")
-    if not kept.is_file():
-        raise FileNotFoundError(f"{kept} does not exist: train the sweep {name!r}, with a folder")
-    return GridTable.load(kept, tuple(preset.sweep().axes))

@@ -113,9 +113,7 @@ class Sweep(Grid):
         measures = read_measures(measure)
         registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
         if launch and {type(task) for cell in self.cells for task in cell.config.tasks} & {*registered.values()}:
-            raise ValueError(
-                "launch= starts processes in which the registered kinds of tasks are unknown: leave it out"
-            )
+            raise ValueError("launch= starts processes in which registered kinds of tasks are unknown: leave it out")
         orders = Orders(
             folder=Path(folder).absolute(),
             measures=measures,

@@ -13,8 +13,9 @@ from mechicl.prompts import Prompts
 from mechicl.prompts.tables import Tables
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, sampling_generator
 
-HIDDEN, TREES, DEPTH, LEVELS, FEWEST_ROWS = 12, 3, 3, 5, 8
-"""Sizes of random networks and forests, most levels of a categorical column, fewest rows of tables of drawn sizes."""
+HIDDEN, TREES, DEPTH, LEVELS, FEWEST_ROWS, UNSEEN = 12, 3, 3, 5, 8, 64
+"""Sizes of random networks and forests, most levels of a categorical column, fewest rows of tables of drawn sizes, and
+rows that only the scale of the labels is taken from."""
 FUNCTIONS = ("linear", "additive", "network", "trees")
 
 
@@ -69,19 +70,25 @@ class RandomTables(PromptDistribution):
         return self._draw(n_prompts, self.n_context, 1, self.x_dim, random).prompts()
 
     def _draw(self, n: int, n_context: int, n_queries: int, n_columns: int, random: RandomTensors) -> Tables:
-        n_rows = n_context + n_queries
-        read, shown = _columns(n, n_rows, n_columns, random)
+        # Scales and quantiles come from the context and rows that are then dropped, never from the rows to predict:
+        # otherwise the labels of the context would determine theirs.
+        n_shown = n_context + n_queries
+        read, shown = _columns(n, n_shown + UNSEEN, n_columns, random)
         used = random.uniform(n, n_columns) < self.relevant
         used |= random.uniform(n, n_columns).argsort(-1) == 0  # a random one of them
-        values = _random_functions(read, used, random)
-        noise = 0.02 * 30 ** random.uniform(n, 1) * random.normal(n, n_rows)
-        ys = self._labels(_standardized(_standardized(values) + noise), random)
+        known = torch.arange(n_shown + UNSEEN, device=read.device)
+        known = (known < n_context) | (known >= n_shown)
+        values = _standardized(_random_functions(read, used, random), known)
+        noise = 0.02 * 30 ** random.uniform(n, 1) * random.normal(n, n_shown + UNSEEN)
+        ys = self._labels(_standardized(values + noise, known), known, random)[:, :n_shown]
         hidden = self.missing * (random.uniform(n, 1, 1) < 0.5)
-        shown = shown.masked_fill(random.uniform(n, n_rows, n_columns) < hidden, torch.nan)
+        shown = shown[:, :n_shown].masked_fill(random.uniform(n, n_shown, n_columns) < hidden, torch.nan)
         return Tables(shown, ys.to(shown), n_context)
 
     @abstractmethod
-    def _labels(self, values: Float[Tensor, "table row"], random: RandomTensors) -> Float[Tensor, "table row y"]: ...
+    def _labels(
+        self, values: Float[Tensor, "table row"], known: Bool[Tensor, "row"], random: RandomTensors
+    ) -> Float[Tensor, "table row y"]: ...
 
     def _distributions(self) -> str:
         return f"random functions ({', '.join(FUNCTIONS)}) of columns of several kinds"
@@ -93,9 +100,9 @@ class TableRegression(RandomTables):
 
     Each table has its own function: linear, additive (waves, bends, steps), a small network or a few small trees. It
     depends on some of the columns. These are normal, correlated in half of the tables, and each may be categorical (in
-    arbitrary codes), heavy-tailed or skewed. Labels have mean 0 and mean square 1 over the rows of a table. `sample`
-    draws `Prompts` (one query, missing cells filled), `sample_tables` draws `Tables`. After the priors of Müller et al.
-    2022 and Hollmann et al. 2023, 2025, with smaller functions.
+    arbitrary codes), heavy-tailed or skewed. Labels have mean 0 and mean square 1 over the context and 64 unseen rows.
+    `sample` draws `Prompts` (one query, missing cells filled), `sample_tables` draws `Tables`. After the priors of
+    Müller et al. 2022 and Hollmann et al. 2023, 2025, with smaller functions.
 
     Example:
         >>> TableRegression(x_dim=3, n_context=20).sample(2, seed=0)
@@ -104,7 +111,9 @@ class TableRegression(RandomTables):
 
     y_dim = 1
 
-    def _labels(self, values: Float[Tensor, "table row"], random: RandomTensors) -> Float[Tensor, "table row y"]:
+    def _labels(
+        self, values: Float[Tensor, "table row"], known: Bool[Tensor, "row"], random: RandomTensors
+    ) -> Float[Tensor, "table row y"]:
         return values[..., None]
 
 
@@ -130,9 +139,12 @@ class TableClassification(RandomTables):
         """Number of classes."""
         return self.n_classes
 
-    def _labels(self, values: Float[Tensor, "table row"], random: RandomTensors) -> Float[Tensor, "table row y"]:
-        n, n_rows, most = *values.shape, self.n_classes
-        ranks = (values.argsort(-1).argsort(-1) + 0.5) / n_rows
+    def _labels(
+        self, values: Float[Tensor, "table row"], known: Bool[Tensor, "row"], random: RandomTensors
+    ) -> Float[Tensor, "table row y"]:
+        n, most = len(values), self.n_classes
+        reference = values[:, known].sort(-1).values
+        ranks = torch.searchsorted(reference, values) / reference.shape[1]  # shares of rows with smaller values
         number = random.integers(min(2, most), most + 1, n, 1)  # of classes
         shares = random.exponential(n, most) + 0.3
         shares = shares * (torch.arange(most, device=shares.device) < number)
@@ -186,7 +198,7 @@ def _random_functions(
     return functions[kind, torch.arange(n, device=xs.device)]
 
 
-def _standardized(values: Float[Tensor, "table row"]) -> Float[Tensor, "table row"]:
-    """Return values with mean 0 and mean square 1 over the rows; constants become 0."""
-    centred = values - values.mean(1, keepdim=True)
-    return centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+def _standardized(values: Float[Tensor, "table row"], known: Bool[Tensor, "row"]) -> Float[Tensor, "table row"]:
+    """Return values with mean 0 and mean square 1 over the known rows; nearly constant ones stay small."""
+    centred = values - values[:, known].mean(1, keepdim=True)
+    return centred / centred[:, known].square().mean(1, keepdim=True).sqrt().clamp(min=0.05)

@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Int
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from mechicl.base.arguments import Count, Fraction, check_fields, checked
 from mechicl.prompts import TokenSequences
@@ -43,8 +39,8 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 
 @checked
-def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer of `TopicClassification`'s made-up language, for the checkpoints `topics-3l`.
+def topic_tokenizer() -> Any:
+    """Return the tokenizer of `TopicClassification`'s made-up language, a `PreTrainedTokenizerFast` of transformers.
 
     Each word is one token, words are split at white space, and `[START]` is before every text.
 
@@ -52,6 +48,12 @@ def topic_tokenizer() -> PreTrainedTokenizerFast:
         >>> topic_tokenizer()("apple some plum red ;").input_ids
         [0, 39, 17, 41, 3, 2]
     """
+    from tokenizers import Tokenizer  # these imports take seconds, and the tasks need none of them
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
     words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token=UNKNOWN))
     words.pre_tokenizer = WhitespaceSplit()
     words.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[(START, WORDS.index(START))])

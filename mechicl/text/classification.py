@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import Formatter
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 
@@ -212,20 +212,14 @@ class LabelledTexts:
             labels: "true" keeps the labels, "flipped" takes the next class (cyclic), "random" draws uniform classes,
                 "one" gives all texts the first class.
         """
-        n_classes = self.task.n_classes
-        match labels:
-            case "true":
-                return self
-            case "flipped":
-                classes = tuple((label + 1) % n_classes for label in self.labels)
-            case "random":
-                generator = torch.Generator().manual_seed(seed)
-                classes = tuple(torch.randint(n_classes, (len(self),), generator=generator).tolist())
-            case "one":
-                classes = (0,) * len(self)
-            case _:
-                assert_never(labels)
-        return LabelledTexts(self.task, self.texts, classes)
+        n, generator = self.task.n_classes, torch.Generator().manual_seed(seed)
+        classes = {
+            "true": self.labels,
+            "flipped": [(label + 1) % n for label in self.labels],
+            "random": torch.randint(n, (len(self),), generator=generator).tolist(),
+            "one": [0] * len(self),
+        }[labels]
+        return LabelledTexts(self.task, self.texts, tuple(classes))
 
 
 def require_classes(task: TextTask, labels: Sequence[int]) -> None:

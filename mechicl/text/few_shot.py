@@ -12,7 +12,7 @@ from torch import Tensor
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.warning import warn
 from mechicl.prompts import Shots
-from mechicl.prompts.tokenizing import ids_after, own_ids, start_ids
+from mechicl.prompts.tokens import ids_after, own_ids, start_ids
 from mechicl.text.classification import LabelledTexts, TextTask
 from mechicl.text.words import WORD_TASKS, WordTask
 
@@ -88,10 +88,8 @@ def word_prompts(
         other: task of the demonstrations, required for labels="other task" and refused otherwise.
 
     Returns:
-        A `WordPrompts`: `ids` `[prompt pos]` (a prompt ends where its answer would begin), `targets` `[prompt]` (the
-        token that follows in the true answer), and `queries` and `answers` as text. If all answers begin with the same
-        tokens, `ids` contains these too, so that `targets` distinguishes answers. `n_pairs` and `n_left_out` count the
-        task's pairs.
+        A `WordPrompts`: `ids` `[prompt pos]`, which end where the answers begin to differ, `targets` `[prompt]`, the
+        true answers' next tokens, and `queries` and `answers` as text.
 
     Raises:
         ValueError: an unknown task, too few pairs of one length for the shots, one demonstration to shuffle, or
@@ -219,9 +217,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
         queries: texts with the labels to predict.
 
     Returns:
-        A `Shots` of token ids: `zero_shot` (each query alone), `in_context` (each query after all demonstrations),
-        `targets` (tokens of the queries' labels), `examples` and `example_targets` (each demonstration alone, and its
-        label), and `choices` (the token of every label of the task).
+        A `Shots` of token ids; its targets are the labels' tokens, and its `choices` the token of every label.
 
     Raises:
         ValueError: texts of two tasks; a label that is not one token or unknown; or two labels with the same token.

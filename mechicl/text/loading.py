@@ -45,8 +45,7 @@ def load_texts(
         seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
 
     Returns:
-        A `LabelledTexts`: `texts` (for each example a mapping of column to text), `labels` (their class indices) and
-        `task`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
+        A `LabelledTexts`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
 
     Raises:
         ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing or

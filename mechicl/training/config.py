@@ -8,15 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from mechicl.base.arguments import (
-    Count,
-    Natural,
-    NonNegative,
-    Positive,
-    check_fields,
-    checked,
-    strictly_between,
-)
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, checked, strictly_between
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
@@ -116,7 +108,11 @@ class TrainingConfig:
             raise ValueError("model.device='meta' has no numbers to train: leave it out, or use cpu or cuda")
         for task in self.tasks:
             self._check_fit(task)
-        self._check_interventions()
+        if self.interventions and (self.compile or self.fused_attention):
+            raise ValueError("interventions need hooks, which compile=True and fused_attention=True leave out")
+        for i, clamp in enumerate(self.interventions):
+            if clamp.steps is not None and clamp.steps[1] > self.steps:
+                raise ValueError(f"interventions[{i}]: steps={clamp.steps} is outside the run of {self.steps} steps")
         if self.loss == "points" and not self.model.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         if self.curriculum is not None:
@@ -149,13 +145,6 @@ class TrainingConfig:
             raise ValueError(f"keys={self.model.keys!r} shows a model the token that it must predict: use 'causal'")
         if self.on_tokens and self.loss is not None:
             raise ValueError(f"loss={self.loss!r} is for prompts of points; token models predict every token")
-
-    def _check_interventions(self) -> None:
-        if self.interventions and (self.compile or self.fused_attention):
-            raise ValueError("interventions need hooks, which compile=True and fused_attention=True leave out")
-        for i, clamp in enumerate(self.interventions):
-            if clamp.steps is not None and clamp.steps[1] > self.steps:
-                raise ValueError(f"interventions[{i}]: steps={clamp.steps} is outside the run of {self.steps} steps")
 
     @property
     def tasks(self) -> tuple[AnyTask, ...]:
@@ -285,7 +274,10 @@ class TrainingConfig:
         if unknown := sorted(set(fields) - {f.name for f in dataclasses.fields(cls)}):
             raise ValueError(f"TrainingConfig has no field {unknown}")
         readers: dict[str, Callable[[Any], Any]] = {
-            "task": task_from_dict, "model": config_from_dict, "curriculum": _curriculum,
+            "task": task_from_dict, "model": config_from_dict,
+            "curriculum": lambda ramps: None if ramps is None else Curriculum(
+                **{name: None if ramp is None else Ramp(**ramp) for name, ramp in ramps.items()}
+            ),
             "more_tasks": lambda tasks: tuple(map(task_from_dict, tasks or ())),
             "interventions": lambda clamps: tuple(Clamp(**clamp) for clamp in clamps or ()),
         }  # fmt: skip
@@ -295,12 +287,6 @@ class TrainingConfig:
             except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{name}: {error}") from error
         return cls(**fields)
-
-
-def _curriculum(data: Any) -> Curriculum | None:
-    if data is None:
-        return None
-    return Curriculum(**{name: None if ramp is None else Ramp(**ramp) for name, ramp in data.items()})
 
 
 def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None = None) -> AnyTask:

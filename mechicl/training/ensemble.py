@@ -18,9 +18,8 @@ from mechicl.training.clamp import Clamp
 class Ensemble(nn.Module):
     """Models with one config, trained together; each equals the run that it would have had alone.
 
-    All weights of a seed are one row of a single parameter `flat` `[seed weight]`, so that clipping and Adam touch one
-    tensor for any number of matrices; no operation mixes rows. Only one thread may run it: its passes put weights into
-    one template.
+    All weights of a seed are one row of one parameter `flat` `[seed weight]`, so that clipping and Adam touch one
+    tensor for any number of matrices; no operation mixes rows. One thread may run it: passes put weights in a template.
     """
 
     def __init__(self, models: Sequence[PromptedModel]):

@@ -219,13 +219,11 @@ class _Training:
     def _make_whole_step(self) -> WholeStep:
         return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard)
 
-    def _compiled_seconds(self, progress: bool | None, plain: float) -> float:
+    def _compiled_seconds(self, progress: bool | None) -> float:
         """The time of a compiled step that changes no model's weights; moments and generators are reset."""
         if self.whole_step is None:
             if settings.progress if progress is None else progress:
-                tqdm.write(
-                    f"compiling the steps, because all of them would take about {plain:.0f} s without", file=sys.stderr
-                )
+                tqdm.write("compiling the steps, because that is expected to save time in this run", file=sys.stderr)
             self.whole_step = self._make_whole_step()
         moments, states = list(self.whole_step.moments.values()), [each.get_state() for each in self.generators]
         kept, started = [each.clone() for each in moments], time.perf_counter()

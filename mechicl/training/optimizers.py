@@ -28,10 +28,9 @@ def adam_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The state of torch's Adam for the one tensor that it updates; made if it has not taken a step."""
     (weights,) = optimizer.param_groups[0]["params"]
     if not optimizer.state[weights]:
-        zeros = (torch.zeros((), device=weights.device), torch.zeros_like(weights), torch.zeros_like(weights))
-        optimizer.state[weights] = dict(
-            zip(("step", "exp_avg", "exp_avg_sq"), (zero.detach() for zero in zeros), strict=True)
-        )
+        optimizer.state[weights] = {"step": torch.zeros((), device=weights.device)} | {
+            name: torch.zeros_like(weights).detach() for name in ("exp_avg", "exp_avg_sq")
+        }
     return {name: optimizer.state[weights][name] for name in ("step", "exp_avg", "exp_avg_sq")}
 
 

@@ -7,7 +7,6 @@ last bit, so a run takes one route from its first step to its last and saves it.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -80,11 +79,11 @@ class Passes:
 
 def choose_route(
     config: TrainingConfig, ensemble: Ensemble, device: torch.device, clock: Callable[[], float] = time.perf_counter,
-    compiled_seconds: Callable[[float], float] | None = None,
+    compiled_seconds: Callable[[], float] | None = None,
 ) -> Route:  # fmt: skip
     """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds.
 
-    `compiled_seconds` returns the time of a compiled step, given the time of all steps that are not.
+    `compiled_seconds` takes a compiled step and returns its time.
     """
     rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
@@ -94,29 +93,27 @@ def choose_route(
     # together: the best route by one thread need not be the best by two
     routes = [replace(route, threads=number) for number in (rule.threads, *numbers) for route in passes.routes]
     if config.routes is None and config.steps < STEPS_PER_CANDIDATE * len(routes):
-        best = rule
-    else:
-        best = _fastest(routes, passes.seconds)
+        routes = [rule]
     changes = config.curriculum is not None or config.interventions or config.target_loss is not None
-    if config.compile is None and compiled_seconds is not None and not changes and config.steps >= STEPS_PER_CANDIDATE:
-        plain = config.steps * min(passes.seconds(best) for _ in range(ROUNDS[0]))
-        at_start, per_layer = COMPILE_SECONDS
-        if SAVED * plain > at_start + per_layer * (getattr(config.model, "n_layers", None) or 1):
-            return _or_compiled(config, best, passes, partial(compiled_seconds, plain))
-    return best
-
-
-def _or_compiled(config: TrainingConfig, best: Route, passes: Passes, seconds: Callable[[], float]) -> Route:
+    if config.compile is not None or changes or config.steps < STEPS_PER_CANDIDATE:
+        compiled_seconds = None
+    if len(routes) == 1 and compiled_seconds is None:
+        return rule
+    best, seconds = _fastest(routes, passes.seconds)
+    at_start, per_layer = COMPILE_SECONDS
+    compiling = at_start + per_layer * (getattr(config.model, "n_layers", None) or 1)
+    if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
+        return best
     compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
 
     def timed(route: Route) -> float:
         if not route.compiled:
             return passes.seconds(route)
-        use_route(passes.ensemble, route)
-        return seconds()
+        use_route(ensemble, route)
+        return compiled_seconds()
 
     try:
-        return _fastest([best, compiled], timed)
+        return _fastest([best, compiled], timed)[0]
     except ValueError:  # torch cannot compile it here
         return best
 
@@ -132,16 +129,15 @@ def _inner_blocks(ensemble: Ensemble) -> list[Any]:
     return list(model.blocks)[:-1] if isinstance(model, HookedTransformer) else []
 
 
-def _fastest(routes: Sequence[Route], timed: Callable[[Route], float]) -> Route:
-    """The first route, unless another is faster by the margin: by the least times of rounds that alternate."""
-    if len(routes) == 1:
-        return routes[0]
+def _fastest(routes: Sequence[Route], timed: Callable[[Route], float]) -> tuple[Route, float]:
+    """The first route, unless another is faster by the margin, and its time: the least of rounds that alternate."""
     for route in routes:  # allocates memory
         timed(route)
     first = [timed(route) for route in routes]
     fewest, most = ROUNDS
-    more = max(fewest, min(most, int(SECONDS / max(sum(first), 1e-9))))
+    more = max(fewest, min(most, int(SECONDS / max(sum(first), 1e-9)))) if len(routes) > 1 else fewest
     rounds = [first, *([timed(route) for route in routes] for _ in range(more))]
     times = [min(of_one) for of_one in zip(*rounds, strict=True)]
     best = min(range(len(routes)), key=times.__getitem__)
-    return routes[best] if times[0] > ROUTE_MARGIN * times[best] else routes[0]
+    best = best if times[0] > ROUTE_MARGIN * times[best] else 0
+    return routes[best], times[best]

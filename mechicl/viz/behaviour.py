@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -47,8 +46,15 @@ def identified_filters(result: Identification) -> go.Figure:
 def identified_families(result: Identification) -> go.Figure:
     """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
-    x_title = "squared distance / squared predictions"
-    return draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
+    x_title = "unexplained share of squared predictions"
+    fig = draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
+    positive = [each.mean for each in distances if each.mean > 0]
+    if not positive:
+        return fig
+    axis = draw.share_axis(
+        math.log10(min(positive) / 2), math.log10(max(1.0, *(each.high for each in distances)) * 1.5)
+    )
+    return fig.update_xaxes(axis, tickmode="array")
 
 
 def fingerprint_figure(result: Fingerprint) -> go.Figure:
@@ -261,14 +267,14 @@ def verdict_figure(
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
         )  # fmt: skip
     ends = math.log10(max(_FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
-    fig.update_xaxes(**_share_axis(ends))
+    fig.update_xaxes(**draw.share_axis(*ends))
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
     order = {"categoryorder": "array", "categoryarray": [draw.literal(each.name) for each in shown]}
     fig.update_yaxes(range=[bottom, -0.5], type="category", **order)
     above = 50
     height = max(ROW * len(shown) + LABEL * len(marks), 200)
-    legend, margin = {**draw.BELOW, "y": -60 / height}, {"l": 250, "t": above, "b": 95}
-    return fig.update_layout(height=above + height + 95, legend=legend, margin=margin)
+    legend, margin = {**draw.BELOW, "y": -72 / height}, {"l": 250, "t": above, "b": 105}
+    return fig.update_layout(height=above + height + 105, legend=legend, margin=margin)
 
 
 def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:
@@ -277,8 +283,3 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
     return fig.update_xaxes(type="category").update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
-
-
-def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
-    ticks = [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
-    return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}

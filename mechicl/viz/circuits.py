@@ -252,4 +252,5 @@ def _frame(fig: go.Figure, layout: Layout, n_lines: int) -> go.Figure:
     fig.update_xaxes(visible=False, range=[-half, half])
     height = _row_height(layout) * (last + 0.9) + 130
     legend = {**draw.BELOW, "y": -20 / height, "traceorder": "normal"}
-    return fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines)
+    least = {"least": 640}  # pixels that its labels need
+    return fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines, meta=least)

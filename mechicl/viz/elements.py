@@ -29,7 +29,8 @@ COLORS = {
 ALIASES = {
     "each seed": "trained", "opened seed": "trained", "seed": "trained", "in context": "trained",
     "OLS": "closed form", "ridge": "closed form", "least squares": "closed form", "before fine-tuning": "zero-shot",
-    "Bayes": "closed form",
+    "Bayes": "closed form", "true labels": "trained", "intact": "trained", "without these heads": "other",
+    "without random heads": "random",
 }  # fmt: skip
 """Other names with the colour of one above."""
 PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#9c7fd9", "#00565c", "#6d1b3b")
@@ -286,6 +287,13 @@ def _log_ticks(low: float, high: float) -> dict[str, Any]:
     if len(values) < 2:  # less than a digit apart: plotly's linear ticks serve
         return {}
     return {"tickmode": "array", "tickvals": values, "ticktext": [_tick_text(value) for value in values]}
+
+
+def share_axis(low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis of shares in percent, between two powers of ten."""
+    powers = range(math.floor(high), math.ceil(low) - 1, -max(1, math.ceil((high - low) / DECADES)))
+    ticks = [10.0**power for power in reversed(powers)]
+    return {"type": "log", "range": (low, high), "tickvals": ticks, "ticktext": [f"{100 * each:g}%" for each in ticks]}
 
 
 def _tick_text(value: float) -> str:

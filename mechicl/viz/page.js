@@ -1,6 +1,6 @@
 // Draws FIGURES at the width of the page: where a panel would be narrower than LEAST pixels, the panels of a figure are
 // arranged in fewer columns; on narrow pages legends and colour bars move below, and long labels are broken into lines.
-const LEAST = 245, NARROW = 700, LETTER = 6.8, LINE = 17;
+const LEAST = 245, NARROW = 760, LETTER = 6.8, LINE = 17;
 
 const plain = (text) => String(text ?? "").replace(/<[^>]*>/g, "").replace(/&#?\w+;/g, "x");
 const numberOfLines = (text) => (text ? text.split("<br>").length : 0);
@@ -40,28 +40,30 @@ function labels(data, panel, letter) { // texts at the ticks of an axis of names
 
 const longest = (texts) => Math.max(0, ...texts.map((text) => text.length)) * LETTER;
 
-function fitted(figure, width) {
+function fitted(figure, room, first) {
+  const width = Math.max(room, figure.layout.meta?.least ?? 0); // pixels that a drawing needs: it scrolls
   const layout = structuredClone(figure.layout), data = figure.data.map((trace) => ({ ...trace }));
   const margin = { l: 80, r: 80, t: 100, b: 80, ...layout.margin }, height = layout.height ?? 450;
   const panels = panelsOf(layout), narrow = width < NARROW;
   const inner = (layout.width ?? width) - margin.l - margin.r;
   const narrowest = Math.min(...panels.map(({ left }) => (left[1] - left[0]) * inner));
-  if (!narrow && narrowest >= LEAST && (layout.width ?? 0) <= width) return { data, layout };
+  if (!narrow && narrowest >= LEAST && (layout.width ?? 0) <= room) return { data, layout };
 
   // columns
-  delete layout.width;
-  const bars = new Map(); // colour bars, by the panel above them
+  if (width > room) layout.width = width;
+  else delete layout.width;
+  const scales = new Map(); // those with a colour bar, and the last panel that uses them
   for (const trace of data) {
-    const shared = trace.coloraxis, panel = shared ? panels.at(-1) : panels.find(({ name }) => name === (trace.xaxis ?? "x"));
-    const owner = shared ? layout[shared] : trace;
-    if (owner?.colorbar && owner.showscale !== false) bars.set(panel, owner);
+    const owner = trace.coloraxis ? layout[trace.coloraxis] : trace;
+    if (owner?.colorbar && owner.showscale !== false) scales.set(owner, panels.find(({ name }) => name === (trace.xaxis ?? "x")));
   }
+  const bars = new Map([...scales].map(([owner, panel]) => [scales.size > 1 ? panel : panels.at(-1), owner]));
   const named = panels.map((panel) => longest(labels(data, panel, "y")));
   const inside = panels.map((panel, i) => named[i] > 0.25 * width
     && !data.some((trace) => trace.type === "heatmap" && (trace.xaxis ?? "x") === panel.name));
-  const side = 24 + Math.max(44, ...named.map((size, i) => (inside[i] ? 0 : Math.min(size, 0.25 * width))));
-  const second = Object.values(layout).some((axis) => axis?.overlaying) ? 55 : 0;
-  const across = width - side - 14 - second;
+  const side = 20 + Math.max(42, ...named.map((size, i) => (inside[i] ? 0 : Math.min(size, 0.25 * width))));
+  const second = Object.values(layout).some((axis) => axis?.overlaying) ? 44 : 0;
+  const across = width - side - 8 - second;
   const columns = new Set(panels.map(({ left }) => left[0].toFixed(3))).size;
   let k = Math.max(1, Math.min(columns, Math.floor((across + side) / (LEAST + side))));
   const rows = Math.ceil(panels.length / k);
@@ -70,9 +72,10 @@ function fitted(figure, width) {
 
   // texts
   layout.font = { ...layout.font, size: 12 };
+  layout.annotations ??= [];
   const title = broken(titleOf(layout), (width - 20) * 0.85);
   layout.title = { ...layout.title, text: title, font: { size: 15 }, x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", pad: { t: 12, l: 4 } };
-  const notes = (layout.annotations ?? []).filter((note) => note.xref === "paper" && note.yref === "paper");
+  const notes = layout.annotations.filter((note) => note.xref === "paper" && note.yref === "paper");
   const home = new Map(notes.map((note) => {
     const away = ({ left, up }) => Math.max(left[0] - note.x, note.x - left[1], 0) + Math.max(up[0] - note.y, note.y - up[1], 0);
     return [note, panels.reduce((best, panel) => (away(panel) < away(best) ? panel : best))];
@@ -81,18 +84,26 @@ function fitted(figure, width) {
   const above = (panel) => LINE * Math.max(0, ...notes.filter((note) => home.get(note) === panel && note.yanchor === "bottom")
     .map((note) => numberOfLines(note.text)));
   const high = panels.map((panel, i) => {
-    const { x, y, up } = panel, own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (inside[i] ? 1.35 : 1);
+    const { x, y, up } = panel, long = inside[i] && named[i] > wide;
+    const own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (long ? 1.8 : inside[i] ? 1.35 : 1) * (first && room < 600 ? 0.65 : 1);
     retitle(x, broken(titleOf(x), wide));
     retitle(y, broken(titleOf(y), own * 0.95));
     for (const axis of [x, y]) if (axis.matches || axis.showticklabels === false) axis.showticklabels = true;
-    if (inside[i]) Object.assign(y, { ticklabelposition: "inside top", ticks: "" });
+    if (inside[i]) {
+      Object.assign(y, { showticklabels: false, ticks: "" });
+      const [across, along] = [x.anchor ? panel.name : "x", (x.anchor ?? "y")];
+      for (const name of new Set(labels(data, panel, "y"))) layout.annotations.push({
+        xref: `${across} domain`, x: 0, xanchor: "left", yref: along, y: name, yanchor: "bottom", yshift: 4, align: "left",
+        text: broken(name, wide * 0.95), showarrow: false, borderpad: 0, font: { size: 11 },
+      });
+    }
     return own;
   });
   const below = panels.map((panel) => {
-    const names = labels(data, panel, "x"), turned = longest(names) > wide / Math.max(1, new Set(names).size);
+    const names = labels(data, panel, "x"), turned = 0.85 * longest(names) > wide / Math.max(1, new Set(names).size);
     const title = numberOfLines(titleOf(panel.x));
     panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : 0) + (title ? 12 + LINE * title : 0);
-    return panel.under + (bars.has(panel) ? 58 : 0);
+    return panel.under + (bars.has(panel) ? 76 : 0);
   });
 
   // margins are those computed here: plotly's own take many redraws
@@ -139,7 +150,7 @@ function fitted(figure, width) {
     layout.legend = { ...layout.legend, orientation: "h", x: -side / across, xanchor: "left", y: -(bottom + 6) / plot, yanchor: "top" };
     bottom += 14 + needed * 20 * Math.max(...entries.map((trace) => numberOfLines(trace.name)));
   }
-  layout.margin = { l: side, r: 14 + second, t: top, b: bottom + 6 };
+  layout.margin = { l: side, r: 8 + second, t: top, b: bottom + 6 };
   layout.height = top + plot + bottom + 6;
   return { data, layout };
 }
@@ -152,8 +163,8 @@ function drawAll() {
     const width = place.clientWidth;
     if (!width || place.dataset.width === String(width)) return; // folded, or drawn at this width
     place.dataset.width = width;
-    const { data, layout } = fitted(FIGURES[i], width);
-    if (!place.querySelector(".main-svg")) place.replaceChildren(); // the still picture
+    const { data, layout } = fitted(FIGURES[i], width, place.closest("#opening") !== null);
+    if (!place.classList.contains("js-plotly-plot")) place.replaceChildren(); // the still picture
     place.style.height = `${layout.height ?? 450}px`;
     Plotly.react(place, data, layout, { displaylogo: false, responsive: true, displayModeBar: touch ? false : "hover" });
   });

@@ -95,7 +95,7 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><style>{(_HERE / "page.css").read_text(encoding="utf-8")}</style>'
         f"{libraries([part for part in parts if isinstance(part, Html)])}</head>"
-        f"<body>{top}{'' if all(stills) else _NO_SCRIPT}<details open><summary>Contents</summary>"
+        f"<body>{top}{'' if all(stills) else _NO_SCRIPT}<details><summary>Contents</summary>"
         f"<nav>{links}</nav></details>{content}{_script(figures)}</body></html>"
     )
 

@@ -61,20 +61,12 @@ def newton(k, point, context, n_steps, alpha=None, answer="at the end"):
     return new
 
 
-def online(k, point, context, step_size=None):
-    """One point's residual is taken from all others' in each step."""
+def online(k, point, context, step_size=None, offset=None):
+    """One point's residual is taken from all others' in each step, at a rate of 1 / |x|², or as given."""
     residual = point["residual"]
     for other in context if k else []:
-        rate = step_size if step_size is not None else 1 / float(other["x"] @ other["x"])
-        residual = residual - rate * float(other["x"] @ point["x"]) * other["turn"]
-    return point | {"residual": residual, "turn": residual if point["number"].item() == k else 0 * residual}
-
-
-def normalised(k, point, context, step_size, offset):
-    """As online, with a step size divided by the input's squared length and an offset."""
-    residual = point["residual"]
-    for other in context if k else []:
-        rate = step_size / (offset + float(other["x"] @ other["x"]))
+        square = float(other["x"] @ other["x"])
+        rate = 1 / square if step_size is None else step_size / (1.0 if offset is None else offset + square)
         residual = residual - rate * float(other["x"] @ point["x"]) * other["turn"]
     return point | {"residual": residual, "turn": residual if point["number"].item() == k else 0 * residual}
 

@@ -23,12 +23,22 @@ def over_prefixes(prompts: Prompts, predict: Predict, *, empty: bool = False) ->
     return out
 
 
+def at_query(prompts: Prompts, predict: Predict) -> np.ndarray:
+    """Return `predict(X, Y, x_q)` for every prompt, `[prompt y]`."""
+    xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
+    return np.stack([predict(x[:-1], y[:-1], x[-1]) for x, y in zip(xs, ys, strict=True)])
+
+
 def assert_same(ours: Tensor, expected: np.ndarray | list[np.ndarray], tolerance: float = 1e-9) -> None:
     """Assert equality up to a fraction of the largest expected value, or of 1."""
     expected = np.stack(expected) if isinstance(expected, list) else expected
     assert np.isfinite(expected).all()
     scale = max(1.0, np.abs(expected).max(initial=0.0))
     np.testing.assert_allclose(ours.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
+
+
+def average(xs, ys, query):
+    return query @ (sum(np.outer(x, y) for x, y in zip(xs, ys, strict=True)) / len(xs))
 
 
 def descend(steps: int, step_size: float, start: np.ndarray | None = None, momentum: float = 0.0) -> Predict:

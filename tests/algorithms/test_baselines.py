@@ -13,14 +13,10 @@ from mechicl import algorithms
 from mechicl.learners import AlgorithmLearner
 from mechicl.prompts import Prompts
 from mechicl.tasks import LogisticRegression, SineRegression
-from tests.algorithms.reference import awkward, make_prompts, over_prefixes
+from tests.algorithms.reference import average, awkward, make_prompts, over_prefixes
 
 
 # ---- baselines ----
-def average(xs, ys, query):
-    return query @ (sum(np.outer(x, y) for x, y in zip(xs, ys, strict=True)) / len(xs))
-
-
 def nearest(n_neighbours):
     def predict(xs, ys, query):
         order = sorted(range(len(xs)), key=lambda i: (((xs[i] - query) ** 2).sum(), i))

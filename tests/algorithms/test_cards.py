@@ -10,6 +10,8 @@ from mechicl.algorithms.card import Algorithm, FitProblem
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import (
     Predict,
+    at_query,
+    average,
     descend,
     discounted,
     iterate,
@@ -18,23 +20,14 @@ from tests.algorithms.reference import (
     recursion,
     transform,
 )
-from tests.algorithms.test_baselines import average, nearest, smoother
-from tests.algorithms.test_descent import chebyshev_residual, search_lines
+from tests.algorithms.test_baselines import nearest, smoother
+from tests.algorithms.test_descent import chebyshev, search_lines
 from tests.algorithms.test_every_algorithm import on_the_path
 from tests.algorithms.test_least_squares import lstsq, solve
 from tests.algorithms.test_other_regressions import flow, huber, kernel, l1, unit_lms, unit_ridge
 
 PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(60, seed=0, dtype=torch.float64)
 MATRIX = np.array([[0.5, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.1, 0.6]])
-
-
-def chebyshev(steps: int) -> Predict:
-    def predict(xs, ys, query):
-        values, vectors = np.linalg.eigh(xs.T @ xs)
-        progress = (1 - chebyshev_residual(values, steps)) / values
-        return query @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
-
-    return predict
 
 
 def on_one_and_x(matrix: np.ndarray) -> Predict:
@@ -103,7 +96,6 @@ def test_every_card_has_an_independent_computation():
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_a_family_contains_what_a_plain_loop_predicts(name):
-    xs, ys = PROMPTS.xs.numpy(), PROMPTS.ys.numpy()
-    targets = np.stack([INDEPENDENT[name](x[:-1], y[:-1], x[-1]) for x, y in zip(xs, ys, strict=True)])
+    targets = at_query(PROMPTS, INDEPENDENT[name])
     problem = FitProblem(PROMPTS, torch.from_numpy(targets).expand(3, -1, -1), steps=3)
     assert nearest_error(of_the_library()[name], problem) < (0.05 if name in OF_BANDWIDTHS else 1e-8)

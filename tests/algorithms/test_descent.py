@@ -18,7 +18,9 @@ from mechicl.algorithms.tuning import minimize_on_grid
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import (
+    Predict,
     assert_same,
+    at_query,
     awkward,
     descend,
     iterate,
@@ -113,16 +115,20 @@ def chebyshev_residual(eigenvalues: np.ndarray, steps: int) -> np.ndarray:
     return series((high + low - 2 * eigenvalues) / (high - low)) / series((high + low) / (high - low))
 
 
+def chebyshev(steps: int) -> Predict:
+    def predict(xs, ys, query):
+        values, vectors = np.linalg.eigh(xs.T @ xs)
+        progress = (1 - chebyshev_residual(values, steps)) / values
+        return query @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
+
+    return predict
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 30])
 def test_chebyshev_is_the_polynomial_of_the_full_context(steps):
     prompts = make_prompts(n_context=9)
-    got = algorithms.chebyshev(prompts, [steps], at="query").predictions[0, :, 0].numpy()
-    for i in range(len(prompts)):
-        xs, ys = prompts.context.xs[i].numpy(), prompts.context.ys[i].numpy()
-        values, vectors = np.linalg.eigh(xs.T @ xs)
-        progress = (1 - chebyshev_residual(values, steps)) / values
-        expected = prompts.query.xs[i].numpy() @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
-        np.testing.assert_allclose(got[i], expected, rtol=1e-8, atol=1e-10)
+    found = algorithms.chebyshev(prompts, [steps], at="query").query()[0]
+    np.testing.assert_allclose(found, at_query(prompts, chebyshev(steps)), rtol=1e-8, atol=1e-10)
 
 
 # ---- algorithms.newton ----

@@ -32,6 +32,8 @@ from mechicl.prompts import Prompts, TokenSequences
 from mechicl.tasks import GaussianClusters, Parities, RepeatedTokens
 from tests.algorithms.reference import (
     Predict,
+    average,
+    descend,
     discounted,
     make_prompts,
     over_prefixes,
@@ -177,7 +179,10 @@ LOOPS: list[tuple[str, dict[str, Any], Callable[[int], Predict]]] = [  # algorit
       for d in (1.0, 0.6)),
     *(("recursive_least_squares", {"penalty": 0.3, "discount": d, "fading": False},
        lambda k, d=d: discounted(d, penalty=0.3)) for d in (1.0, 0.6)),
+    ("normalized_lms", {}, lambda k: pass_over()),
+    ("discounted_gradient_descent", {"step_size": 0.1}, lambda k: descend(1, 0.1)),
     ("discounted_gradient_descent", {"step_size": 0.1, "discount": 0.7}, lambda k: discounted(0.7, scale=0.1)),
+    ("discounted_averaging", {}, lambda k: average),
     ("discounted_averaging", {"discount": 0.7}, lambda k: discounted(0.7, mean=True)),
 ]  # fmt: skip
 

@@ -45,6 +45,8 @@ def test_predictions_are_those_of_the_algorithms(prompts):
     ones = torch.ones(x_dim, x_dim, dtype=torch.float64)
     matrix: dict[str, Any] = {"preconditioner": 0.1 * torch.eye(x_dim) + 0.05 * ones.triu(1)}
     rates: dict[str, Any] = {"step_size": (0.05, 0.04, 0.1), "gamma": (0.03, 0.02, 0.0)}
+    lms, recursive = {"step_size": 0.5, "offset": 0.2}, {"penalty": 0.5, "discount": 0.9}
+    forgetting = {"step_size": 0.1, "discount": 0.8}
     pairs: list[tuple[StepwiseAlgorithm, Trajectory]] = [
         (ResidualDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
         (QueryDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
@@ -61,18 +63,9 @@ def test_predictions_are_those_of_the_algorithms(prompts):
         pairs += [
             (OnlineDescent(n), algorithms.online_gradient_descent(prompts)),
             (OnlineDescent(n, step_size=0.1), algorithms.online_gradient_descent(prompts, step_size=0.1)),
-            (
-                OnlineDescent(n, step_size=0.5, offset=0.2),
-                algorithms.normalized_lms(prompts, step_size=0.5, offset=0.2),
-            ),
-            (
-                RecursiveSteps(n, penalty=0.5, discount=0.9),
-                algorithms.recursive_least_squares(prompts, penalty=0.5, discount=0.9),
-            ),
-            (
-                DiscountedDescent(1, step_size=0.1, discount=0.8),
-                algorithms.discounted_gradient_descent(prompts, step_size=0.1, discount=0.8),
-            ),
+            (OnlineDescent(n, **lms), algorithms.normalized_lms(prompts, **lms)),
+            (RecursiveSteps(n, **recursive), algorithms.recursive_least_squares(prompts, **recursive)),
+            (DiscountedDescent(1, **forgetting), algorithms.discounted_gradient_descent(prompts, **forgetting)),
             (AfterCopying(pairs[2][0]), pairs[2][1]),
             (KernelReading(nearest), algorithms.nearest_neighbours(prompts, n_neighbours=1)),
         ]
@@ -207,7 +200,7 @@ CASES: dict[str, Callable[[int], tuple[StepwiseAlgorithm, loops.Step]]] = {
     "online, longer": lambda n: (OnlineDescent(n + 2, step_size=0.1), partial(loops.online, step_size=0.1)),
     "normalised LMS": lambda n: (
         OnlineDescent(n, step_size=0.5, offset=0.2),
-        partial(loops.normalised, step_size=0.5, offset=0.2),
+        partial(loops.online, step_size=0.5, offset=0.2),
     ),
     "recursive": lambda n: (RecursiveSteps(n, penalty=0.5, discount=0.9), partial(loops.recursive, discount=0.9)),
     "recursive, causal": lambda n: (

@@ -79,8 +79,16 @@ ANALYSES: dict[str, Callable[[Any], Tensor]] = {
 UNUSED_PATTERNS = ("GPT-J", "GPT-Neo")  # their bridges ignore edits of patterns
 
 
-@pytest.mark.parametrize("analyse", ANALYSES)
-@pytest.mark.parametrize("name", FAMILIES)
+PAIRS = list(itertools.product(FAMILIES, ANALYSES))  # every third in the default tier: all families, all analyses
+
+
+@pytest.mark.parametrize(
+    ("name", "analyse"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow if (i + i // len(ANALYSES)) % 3 else ())
+        for i, pair in enumerate(PAIRS)
+    ],
+)
 def test_an_analysis_of_ours_is_that_of_the_bridge(name: str, analyse: str):
     _, ours, bridge = opened(name)
     if analyse == "patch pattern" and name in UNUSED_PATTERNS:

@@ -1,9 +1,8 @@
 """A model whose predictions are NaN gives NaN or an error in every analysis, never only plausible numbers."""
 
 import copy
-import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,9 @@ from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.language.vectors import strongest_heads
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression, MarkovChains
+from tests.comparing import has_nan
 from tests.strategies import random_model
 
 TASK = LinearRegression(x_dim=2, n_context=4)
@@ -45,16 +45,6 @@ TOKEN_CALLS: dict[str, Callable[[Any], Any]] = {
     "regret": lambda model: analysis.regret(model, CHAINS, n_prompts=16, **QUIET),
     "score_heads": lambda model: analysis.score_heads(model, sequences=CHAINS.sample(4, seed=0), **QUIET),
 }
-
-
-def has_nan(value: Any) -> bool:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return any(map(has_nan, value))
-    return isinstance(value, torch.Tensor | float) and bool(torch.as_tensor(value).isnan().any())
 
 
 def spoiled(cfg: TransformerConfig) -> HookedTransformer:

@@ -175,6 +175,15 @@ def test_records_without_tasks_or_with_too_few_models_have_no_parts(n_models, re
 
 
 # ---- the shipped ones ----
+def test_snapshots_in_half_precision_load_in_the_dtype_of_the_models(tmp_path):
+    models = [random_model(CONFIGS["recurrent"])]
+    halves = {name: torch.stack([each, 2 * each]).half() for name, each in stack_models(models).items()}
+    loaded = load_checkpoint(save(tmp_path / "mine", models, {}, Snapshots((0, 7), halves)))
+    (then,) = loaded.models_at(1)
+    for name, tensor in tensors_of(then).items():
+        torch.testing.assert_close(tensor, halves[name][1, 0].to(tensor), rtol=0, atol=0)
+
+
 def test_weights_in_bfloat16_load_in_the_float32_of_the_config(folder):
     before = [tensors_of(model) for model in load_checkpoint(folder).models]
     change_tensors(folder, lambda all_: all_.update({name: each.bfloat16() for name, each in all_.items()}))
@@ -276,7 +285,7 @@ DIFFERENT = [random_model(CONFIGS["float64"]), random_model(CONFIGS["recurrent"]
 @pytest.mark.parametrize(("models", "record", "error", "words"), [
     (None, {"curve": [1.0, float("nan")]}, ArgumentError, "curve"),
     (None, {"task": object()}, ArgumentError, "task"),
-    (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON data .*, got set"),
+    (None, {"x": {1, 2}}, ArgumentError, r"record\['x'\] must be plain JSON .*, got set"),
     (None, {"x": [{"y": {(1, 2): 3}}]}, ArgumentError, r"the keys of record\['x'\]\[0\]\['y'\] must be text"),
     (None, {"seeds": [1]}, ValueError, "2 models for the seeds"),
     (None, {"seeds": [1, 2, 3]}, ValueError, "2 models for the seeds"),

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import constants
 
 from mechicl.checkpoints import CheckpointError, load, load_checkpoint, push, save
-from mechicl.checkpoints.hub import FILES, HubError, Reference, model_card
+from mechicl.checkpoints.hub import FILES, Reference, model_card
 from mechicl.models import HookedTransformer, TransformerConfig
 from tests.hub_server import Hub, serve
 
@@ -139,7 +139,7 @@ def test_downloaded_files_are_not_trusted(hub: Hub, folder: Path):
     (lambda folder: load("hf://me/none"), "no repository 'me/none' on the hub"),
     (lambda folder: load("hf://me/some@v9"), "me/some has no revision 'v9'"),
     (lambda folder: load("hf://some"), "'hf://some' is not a repository of the hub: write hf://owner/name"),
-    (lambda folder: push(folder, "me/mine"), "me/mine could not be written to"),
+    (lambda folder: push(folder, "me/mine"), "me/mine cannot be written to"),
     (lambda folder: push(folder, "mine"), "'mine' is not a repository"),
     (lambda folder: push("nothing", "me/mine"), "no checkpoint 'nothing'"),
     (lambda folder: save("hf://me/mine", HookedTransformer(CFG)), r"then push\(folder, 'me/mine'\)"),
@@ -169,5 +169,5 @@ def test_references():
         assert Reference.parse(text) == Reference("owner/name", None)
         assert Reference.parse(f"{text}@v1.0") == Reference("owner/name", "v1.0")
     for text in ("", "hf://", "name", "a/b/c", "../x", "hf://a/b@", "https://huggingface.co/a/b", "a/b c"):
-        with pytest.raises(HubError, match="is not a repository of the hub"):
+        with pytest.raises(CheckpointError, match="is not a repository of the hub"):
             Reference.parse(text)

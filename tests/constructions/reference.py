@@ -47,12 +47,6 @@ def random_prompts(n_context: int = 6, x_dim: int = 3, y_dim: int = 2, *, n_prom
     return Prompts(torch.from_numpy(xs), torch.from_numpy(ys))
 
 
-def at_query(prompts: Prompts, predict: Predict) -> np.ndarray:
-    """Return `predict(X, Y, x_q)` for every prompt, `[prompt y]`."""
-    xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
-    return np.stack([predict(x[:-1], y[:-1], x[-1]) for x, y in zip(xs, ys, strict=True)])
-
-
 def largest_eigenvalue(prompts: Prompts) -> float:
     """Return the largest eigenvalue of any prompt's S; 1 without a context."""
     xs = prompts.context.xs.numpy()

@@ -85,7 +85,7 @@ def test_records_agree_with_recipes(name):
 
 @pytest.fixture(scope="module")
 def table():
-    return list(certificates(n_prompts=16))
+    return list(certificates())
 
 
 def test_errors_of_constructions_are_as_stated(table):

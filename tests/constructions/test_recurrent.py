@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mechicl import constructions
 from mechicl.constructions import hide
 from mechicl.prompts import Prompts
-from tests.algorithms.reference import discounted, pass_over
-from tests.constructions.reference import Case, assert_same, at_query, cases, quick, random_prompts
+from tests.algorithms.reference import at_query, discounted, pass_over
+from tests.constructions.reference import Case, assert_same, cases, quick, random_prompts
 
 DISCOUNTS = st.sampled_from([1.0, 0.9, 0.5])
 

@@ -7,7 +7,7 @@ from mechicl import constructions
 from mechicl.constructions import Head, Layer, Stream, assemble, hide, weights_circuit
 from mechicl.constructions.vocabulary import Hidden
 from mechicl.models import HookedTransformer
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node, list_edges, list_nodes
 from tests.constructions.reference import random_model
 
 STREAM = Stream(x=2, y=1, a=1, b=1, c=1)

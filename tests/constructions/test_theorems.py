@@ -17,8 +17,8 @@ from mechicl.constructions import induction
 from mechicl.learners import Learner, squared_errors
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import descend, iterate, precondition, transform
-from tests.constructions.reference import assert_same, at_query, cases, largest_eigenvalue, quick, random_prompts
+from tests.algorithms.reference import at_query, descend, iterate, precondition, transform
+from tests.constructions.reference import assert_same, cases, largest_eigenvalue, quick, random_prompts
 
 ACTIVATIONS = {
     "relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "square": np.square, "identity": lambda h: h, "cos": np.cos,

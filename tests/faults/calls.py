@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import math
 import os
 import pkgutil
 import random
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -38,6 +36,7 @@ from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from tests import every_call
+from tests.comparing import has_nan, nearly_differing
 from tests.every_call import CALLS
 from tests.faults.mutations import UserError, choose
 from tests.faults.own_calls import predict_with_recurrent_layers, report_on, train_with_a_clamp
@@ -330,7 +329,7 @@ class Calls(Campaign):
             kind = Kind.HUGE if kind == Kind.LARGE and "huge" in text else kind
         elif outcome.mebibytes > LARGEST / MIB:
             kind = Kind.LARGE
-        elif compared and (alike(expected, result) or not alike(expected, target.call(valid))):
+        elif compared and (not nearly_differing(expected, result) or nearly_differing(expected, target.call(valid))):
             kind = Kind.RIGHT  # or calls that draw anew, which cannot be compared
         elif compared:
             kind = Kind.WRONG
@@ -421,52 +420,3 @@ def _text(value: Any) -> str:
         return " ".join((str(value) if isinstance(value, BaseException) else repr(value)[:200]).split())
     except Exception as error:
         return f"{type(value).__name__} without a repr: {type(error).__name__}"
-
-
-def leaves(value: Any, depth: int = 6) -> Iterator[Any]:
-    """Yield the tensors, numbers, strings and other plain values in a nested result."""
-    parts: Any = None
-    if isinstance(value, torch.nn.Module):
-        parts = value.parameters()
-    elif isinstance(value, Mapping):
-        parts = (each for key, each in value.items() if key != "wall_time_s")
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = (getattr(value, each.name, None) for each in dataclasses.fields(value))
-    if parts is None or not depth:
-        yield value
-    else:
-        for part in itertools.islice(parts, 200):
-            yield from leaves(part, depth - 1)
-
-
-def has_nan(value: Any) -> bool:
-    """Tell whether a nested value contains NaN."""
-    for leaf in leaves(value):
-        if isinstance(leaf, Tensor) and (leaf.is_meta or leaf.is_sparse or leaf.numel() > LARGEST):
-            continue
-        if isinstance(leaf, Tensor) and leaf.isnan().any():
-            return True
-        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "fc" and np.isnan(leaf).any():
-            return True
-        if isinstance(leaf, float) and math.isnan(leaf):
-            return True
-    return False
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Tell whether two results agree up to rounding, as far as they can be compared."""
-    return all(_leaves_agree(x, y) for x, y in itertools.zip_longest(leaves(a), leaves(b), fillvalue=LEFT_OUT))
-
-
-def _leaves_agree(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
-    if isinstance(a, bool | str | None) or isinstance(b, bool | str | None):
-        return bool(a == b) or (isinstance(a, str) and "/" in a)  # paths of folders differ
-    if isinstance(a, int | float | np.number) and isinstance(b, int | float | np.number):
-        return bool(np.isclose(float(a), float(b), rtol=1e-4, atol=1e-6, equal_nan=True))
-    if isinstance(a, pd.DataFrame) and isinstance(b, pd.DataFrame):
-        return a.shape == b.shape
-    return type(a) is type(b)

@@ -25,7 +25,8 @@ from mechicl.tasks import LinearRegression
 from mechicl.text import load_texts
 from mechicl.training import train
 from tests.faults.runner import MIB, Campaign, Outcome, measured
-from tests.faults.saves import MODEL, interrupt, small
+from tests.faults.saves import small
+from tests.training.runs import MODEL, interrupted
 
 SECONDS, MEBIBYTES = 2.0, 500.0
 GARG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 2, "n_head": 4, "family": "gpt2"}
@@ -144,7 +145,7 @@ class Hostile(Campaign):
         sound = self.sound = self.folder / "sound"
         model = build(MODEL).eval()
         save(sound / "checkpoint", model, {"seeds": [0], "name": "x"})
-        interrupt(small(), sound / "training", 9)
+        interrupted(small(), sound / "training", 9)
         align(model, model, LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)).save(sound / "result")
         for name in ("garg", "texts", "sweep"):
             (sound / name).mkdir()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +16,26 @@ from torch import Tensor
 import mechicl.base.files
 from mechicl.base.tensor_files import read_tensors
 from mechicl.checkpoints import CheckpointError, Snapshots, load_checkpoint, save, stack_models
-from mechicl.models import LSTMConfig, TransformerConfig, build
-from mechicl.tasks import LinearRegression, RepeatedTokens
-from mechicl.training import Clamp, TrainingConfig, train
+from mechicl.models import build
+from mechicl.training import Clamp, train
 from mechicl.training.metrics import Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE
 from tests.faults.runner import Campaign, Outcome, finish, start
+from tests.training import runs
+from tests.training.runs import LSTM, READER, WORDS, interrupted
 
-MODEL = TransformerConfig(x_dim=3, n_context=4, n_layers=1, initializer_range=0.3)
-TOKEN_MODEL = TransformerConfig(
-    prompt_format="token_ids", d_vocab=7, n_ctx=12, n_layers=2, n_heads=2, d_model=8, attention="softmax",
-    initializer_range=0.3, attn_only=True, normalization_type=None, attn_bias=False, read_bias=False,
-)  # fmt: skip
-LSTM = LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6)
-TOKENS = RepeatedTokens(d_vocab=7, n_ctx=12, min_period=2, max_period=5)
 CLAMPS = (
     Clamp("pattern", 0, head=0, method="copy", source="induction-2l", steps=(0, 40)),
     Clamp("z", 1, method="freeze", snapshot=20, steps=(25, 50)),
 )
 CONFIGS: dict[str, dict[str, Any]] = {
     "two seeds": {"seeds": (0, 3), "schedule": "cosine", "gradient_clip": 0.1, "n_snapshots": 9, "save_every": 2},
-    "tokens": {"task": TOKENS, "model": TOKEN_MODEL, "steps": 60},
+    "tokens": {"task": WORDS, "model": READER, "steps": 60},
     "LSTM": {"model": LSTM, "steps": 60},
-    "clamped tokens": {"task": TOKENS, "model": TOKEN_MODEL, "steps": 60, "seeds": (0, 1), "interventions": CLAMPS},
+    "clamped tokens": {"task": WORDS, "model": READER, "steps": 60, "seeds": (0, 1), "interventions": CLAMPS},
 }
+small = partial(runs.small, save_every=3, n_snapshots=4)
 WRITES = ("fsync", "replace", "link", "unlink")
-
-
-def small(**changes: object) -> TrainingConfig:
-    """A training that takes a fraction of a second on the CPU."""
-    fields: dict[str, object] = {
-        "task": LinearRegression(x_dim=3, n_context=4), "model": MODEL, "steps": 12, "batch_size": 16,
-        "learning_rate": 0.01, "eval_every": 4, "eval_prompts": 32, "log_every": 1, "save_every": 3, "n_snapshots": 4,
-        "cpu": True,
-    }  # fmt: skip
-    return TrainingConfig(**(fields | changes))  # pyright: ignore[reportArgumentType]
-
-
-class _Stop(Exception):
-    pass
-
-
-def interrupt(config: TrainingConfig, folder: Path, step: int) -> None:
-    """Train until the save at a step."""
-
-    def stop(saved: int) -> None:
-        if saved == step:
-            raise _Stop
-
-    try:
-        train(config, folder, progress=False, on_save=stop)
-    except _Stop:
-        return
-    raise ValueError(f"no save at step {step}")
 
 
 def differences(a: Path, b: Path) -> list[str]:
@@ -252,7 +220,7 @@ class Damage(Campaign):
         for name, (config, other) in self.configs.items():
             root = self.folder / name
             for each, end, kind in ((config, "sound", "checkpoint"), (other, "other", "other checkpoint")):
-                interrupt(each, root / end, 9)
+                interrupted(each, root / end, 9)
                 result = train(each, root / f"whole {end}", progress=False)
                 save(root / kind, result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
 

@@ -15,8 +15,9 @@ import torch
 from mechicl.algorithms import ridge
 from mechicl.base.files import read_json
 from mechicl.statistics import interval
+from tests.comparing import has_nan, nearly_differing
 from tests.faults.__main__ import CAMPAIGNS
-from tests.faults.calls import LEFT_OUT, Kind, alike, find_targets, has_nan, judge_error
+from tests.faults.calls import LEFT_OUT, Kind, find_targets, judge_error
 from tests.faults.mutations import mutations, raise_user_error
 from tests.faults.runner import Outcome, run_apart
 from tests.pages import ROOT
@@ -80,10 +81,10 @@ def test_errors_are_judged(call, name, value, kind):
 
 def test_results_are_compared_up_to_rounding():
     samples = torch.tensor([1.0, 2.0, 4.0])
-    assert alike(interval(samples), interval(samples.double()))
-    assert not alike(interval(samples), interval(1.01 * samples))
-    assert not alike({"a": [samples]}, {"a": [samples[:2]]})
-    assert alike([1, "x", None], (1.0, "x", None))
+    assert not nearly_differing(interval(samples), interval(samples.double()))
+    assert nearly_differing(interval(samples), interval(1.01 * samples))
+    assert nearly_differing({"a": [samples]}, {"a": [samples[:2]]})
+    assert not nearly_differing([1, "x", None], (1.0, "x", None))
     assert all(map(has_nan, (float("nan"), [{"a": torch.tensor([torch.nan])}], np.float32("nan"))))
     assert not has_nan([1.0, "nan"])
 

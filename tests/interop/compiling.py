@@ -18,7 +18,7 @@ from tracr.compiler import (
 )
 from tracr.craft import bases, transformers
 
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node
 
 rasp: Any = importlib.import_module("tracr.rasp.rasp")  # whose values may be anything, which annotations doubt
 AB = ("a", "b", "c")

@@ -150,7 +150,7 @@ def test_a_snapshot_of_training(original, tmp_path: Path):
     [({}, {"n_layer": "3"}, "n_layer must be an int of at least 1, got '3'"), ({}, {"n_head": None}, "n_head must be"),
      ({}, {"family": "lstm"}, "family must be 'gpt2', got 'lstm'"), ({}, {"n_dims": 6}, r"_read_in\.weight must be"),
      ({"_read_out.bias": torch.tensor([torch.nan])}, {}, r"'_read_out\.bias'\] has 1 of 1 values that are not finite"),
-     ({"_read_out.bias": None}, {}, r"no '_read_out\.bias'"), ({}, {"n_layer": 2}, "not weights of this model")],
+     ({"_read_out.bias": None}, {}, r"missing: _read_out\.bias"), ({}, {"n_layer": 2}, r"not used: _backbone\.h\.2\.")],
 )  # fmt: skip
 def test_entries_that_do_not_fit_are_named(original, weights, config, message):
     state = {name: weight for name, weight in (original.state_dict() | weights).items() if weight is not None}

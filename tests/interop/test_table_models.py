@@ -56,7 +56,7 @@ class TabularModel(nn.Module):
 
 
 class TabularRegressor:
-    """What users hold: fit keeps the table, predict runs the module on it."""
+    """The estimator of a user: fit keeps the table, predict runs the module on it."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

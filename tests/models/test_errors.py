@@ -230,7 +230,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: patch_paths(layers(), PROMPTS, corrupt(PROMPTS, "labels")), "no attention layers"),
     (lambda: score_heads(layers()), r"attention="),
     (lambda: composition_scores(layers()), "composition|W_Q|weights"),
-    *((lambda use=use: use(unused(), PROMPTS, corrupt(PROMPTS, "labels"), "z"), "named as 'z', does not run in a pass")
+    *((lambda use=use: use(unused(), PROMPTS, corrupt(PROMPTS, "labels"), "z"), "named as 'z', does not run: name")
       for use in (patch, attribute)),
     (lambda: fit_readouts(mechicl.wrap(seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 1)), encode="paired",
                                        layers=["0", "1"]), PROMPTS, progress=False), r"\[4, 6, 1\]"),

@@ -35,7 +35,7 @@ def norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray
 
 
 def attend(reader: np.ndarray, read: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """What one cell gets from a list of cells."""
+    """Compute the update of one cell that reads a list of cells."""
     total = np.zeros_like(reader)
     w_q, w_k, w_v, w_o = (weights[f"{name}.W_{part}"] for part in "QKVO")
     for head in range(len(w_q)):
@@ -213,9 +213,10 @@ def test_streams_are_those_of_the_labels_column_and_lead_to_the_prediction():
     assert [each.shape for each in streams] == [(5, 1, 12)] * 3
     torch.testing.assert_close(MODEL.read_out(streams[-1])[:, 0], MODEL.predict(CLEAN))
     queries = torch.randn(5, 10, 2, 3, dtype=torch.float64)
-    shared = list(MODEL.query_streams(CLEAN, queries))
-    alone = list(MODEL._query_streams_one_by_one(CLEAN, queries, range(10)))
-    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-12)
+    *_, last = MODEL.query_streams(CLEAN, queries)
+    for point in (0, 4, 9):
+        expected = MODEL.predict(CLEAN.prefix(point).with_query(queries[:, point, 1]))
+        torch.testing.assert_close(MODEL.read_out(last[:, point, 1]), expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_reach_the_query():

@@ -89,15 +89,6 @@ def test_a_prefix_makes_each_point_the_query_in_turn(shape):
         assert torch.equal(cut.context.xs, prompts.xs[:, :t])
 
 
-def test_permuting_with_an_order_a_prompt_moves_each_context_its_own_way():
-    prompts = counting(n_prompts=2, n_points=4, y_dim=3)
-    orders = [[2, 0, 1], [1, 2, 0]]
-    permuted = prompts.permuted(torch.tensor(orders, dtype=torch.int32))
-    for i, order in enumerate(orders):
-        assert torch.equal(permuted.xs[i], prompts.xs[i, [*order, 3]])
-        assert torch.equal(permuted.ys[i], prompts.ys[i, [*order, 3]])
-
-
 @any_shape
 def test_a_random_permutation_keeps_the_points_together_and_the_query_last(shape):
     prompts = counting(**{**shape, "dtype": torch.float64})
@@ -213,10 +204,6 @@ CALLS = [
     (lambda: list(PROMPTS), "a slice, indices or a mask"),
     *((partial(PROMPTS.prefix, n), "n_context must be 0 to 3") for n in (-1, 4)),
     (partial(PROMPTS.split, 0), "size"),
-    (partial(PROMPTS.permuted), "an order or a seed"),
-    (partial(PROMPTS.permuted, [0, 1, 2], seed=0), "not both"),
-    (partial(PROMPTS.permuted, torch.tensor([0.5, 1.2, 2.9])), "order must be a tensor of ints"),
-    *((partial(PROMPTS.permuted, order), "order") for order in ([0, 1], [0, 1, 1], torch.tensor([[0, 1, 2]]))),
     (partial(PROMPTS.with_query, XS[:, 0, :1]), "xs must be"),
     (partial(Prompts.concatenate, [PROMPTS, PROMPTS.prefix(2)]), "same .*got"),
     (partial(Prompts.concatenate, []), "one or more batches"),

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from mechicl import reports
+from mechicl import constructions, reports
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
 from mechicl.reports import comparison, copying, descent, one_layer, report, texts
+from mechicl.tasks import LinearRegression
 from mechicl.viz.page import Section, page
-from tests.pictures import drawn_faults, section_faults
+from tests.pictures import section_faults, width_faults
 
 QUICK = {  # a checkpoint of each kind of report, and of what reports draw differently
     "lsa-1l": "one layer",
@@ -62,13 +63,29 @@ def test_every_picture_of_a_report_shows_what_it_says(
     problems: list[str] = []
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    tab.goto(path.as_uri())
-    faults = section_faults(sections) + drawn_faults(tab)
-    wide = tab.evaluate("document.documentElement.scrollWidth")
+    faults = section_faults(sections) + width_faults(tab, path)
     tab.context.close()
     assert problems == []
     assert faults == []
-    assert wide <= 1200
+
+
+def test_a_report_fits_narrow_and_wide_screens_and_its_first_screen_has_an_answer(tmp_path: Path, browser: Browser):
+    model = constructions.gradient_descent(x_dim=3, n_context=6, step_size=0.8, steps=2)
+    path = report(model, LinearRegression(x_dim=3, n_context=6), tmp_path, n_prompts=64, progress=False,
+                  sections=["loss", "algorithm", "heads"])  # fmt: skip
+    tab = browser.new_context(offline=True).new_page()
+    assert width_faults(tab, path) == []
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.goto(path.as_uri())
+    first = tab.locator("#opening .first")
+    assert "behaves like" in tab.locator("h1").inner_text()
+    assert first.locator(".js-plotly-plot").count() == 1
+    assert first.locator("dt").count() == 3
+    box = first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= 844
+    assert tab.get_by_text("Not tested:").count() == 1
+    tab.context.close()
 
 
 def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,23 @@
-"""Parts of reports on components, on interventions and on fine-tuning, against hooks set by hand."""
+"""Parts of reports on components, on interventions and on fine-tuning, against the analyses that they show."""
 
-import itertools
 import json
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 from mechicl.algorithms.card import step_kind
-from mechicl.analysis import FineTuning, Replacement, ablate, compare_on_prompts, corrupt, patch, score_heads
+from mechicl.analysis import (
+    FineTuning,
+    InterventionSweep,
+    Replacement,
+    ablate,
+    compare_on_prompts,
+    corrupt,
+    patch,
+    score_heads,
+)
 from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.constructions import gd_plus_plus
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
@@ -25,7 +33,7 @@ from mechicl.reports.heads import (
     measure_model_parts,
     no_model_parts,
 )
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 from tests.reports import by_quantity, made
 from tests.scripts import import_script
@@ -40,18 +48,6 @@ def network(cfg: TransformerConfig, seed: int = 3) -> HookedTransformer:
     return HookedTransformer(cfg, seed=seed).eval()
 
 
-def errors(model: HookedTransformer, prompts: Any, targets: Tensor, *hooks: Any) -> Tensor:
-    """Squared errors of the query's prediction, with hooks."""
-    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
-        outputs = model(model.encode(prompts))
-    return (model.decode(outputs)[:, -1] - targets).square().mean(-1)
-
-
-def recorded(model: HookedTransformer, prompts: Any, name: str) -> Tensor:
-    with torch.no_grad():
-        return model.run_with_cache(model.encode(prompts))[1][name].clone()
-
-
 def same(row: Row, expected: Interval) -> None:
     assert isinstance(row.measured, Interval)
     assert row.measured.n == expected.n
@@ -59,62 +55,37 @@ def same(row: Row, expected: Interval) -> None:
 
 
 @pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
-def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
+def test_rows_and_data_are_those_of_the_analyses(cfg):
     model, prompts, others = network(cfg), TASK.sample(20, seed=1), TASK.sample(30, seed=2)
     table, figures, data = measure_model_parts(model, prompts, others, seed=7)
-    n_pos = model.encode(prompts).shape[1]
-    means = [
-        torch.cat([recorded(model, batch, f"blocks.{i}.attn.hook_z") for batch in (prompts, others)]).mean(0)
-        for i in range(2)
-    ]
+    both = Replacement("mean", Prompts.concatenate([prompts, others]))
+    lost, lost_later = (ablate(model, batch, "z", method=both) for batch in (prompts, others))
 
-    def without(batch: Prompts, layer: int, head: int) -> Tensor:
-        """Change of the loss of some prompts."""
+    def restored(batch: Prompts, component: Any, *axes: Any) -> InterventionSweep:
+        return patch(model, batch, corrupt(batch, "labels", seed=7), component, axes)
 
-        def averaged(z: Tensor, hook: Any) -> Tensor:
-            z = z.clone()
-            z[:, :, head] = means[layer][:, head]
-            return z
-
-        hook = (f"blocks.{layer}.attn.hook_z", averaged)
-        return errors(model, batch, batch.ys[:, -1], hook) - errors(model, batch, batch.ys[:, -1])
-
-    def patched(batch: Prompts, name: str, *place: Any) -> tuple[Tensor, Tensor]:
-        """Change of the loss of corrupted prompts, and the change by all of the right labels."""
-        bad, targets = corrupt(batch, "labels", seed=7), batch.ys[:, -1]
-        mixed = recorded(model, bad, name)
-        mixed[(slice(None), *place)] = recorded(model, batch, name)[(slice(None), *place)]
-        before = errors(model, bad, targets)
-        after = errors(model, bad, targets, (name, lambda z, hook: mixed))
-        return after - before, errors(model, batch, targets) - before
-
-    lost = torch.stack([torch.stack([without(prompts, layer, head).mean() for head in range(2)]) for layer in range(2)])
-    recovered, stream = torch.empty(2, n_pos, 2), torch.empty(2, n_pos)
-    for layer, pos in itertools.product(range(2), range(n_pos)):
-        change, whole = patched(prompts, f"blocks.{layer}.hook_resid_pre", pos)
-        stream[layer, pos] = change.mean() / whole.mean()
-        for head in range(2):
-            change, whole = patched(prompts, f"blocks.{layer}.attn.hook_z", pos, head)
-            recovered[layer, pos, head] = change.mean() / whole.mean()
-    torch.testing.assert_close(torch.tensor(data["mean_ablation_of_heads"]), lost, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(torch.tensor(data["z_recovered"]), recovered, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(torch.tensor(data["resid_pre_recovered"]), stream, atol=1e-4, rtol=1e-4)
+    recovered = restored(prompts, "z", "layer", "pos", "head").recovered()
+    assert_close(torch.tensor(data["mean_ablation_of_heads"]), lost.effect().mean(-1).float())
+    assert_close(torch.tensor(data["z_recovered"]), recovered.float())
+    stream = restored(prompts, "resid_pre", "layer", "pos").recovered()
+    assert_close(torch.tensor(data["resid_pre_recovered"]), stream.float())
     assert (data["n_prompts"], data["n_patched"]) == (20, 20)
 
     # components that were chosen on the prompts are measured on the others
     rows = by_quantity(table)
-    layer, head = divmod(int(lost.abs().argmax()), 2)
-    loss = errors(model, others, others.ys[:, -1]).mean()
+    layer, head = divmod(int(lost.effect().mean(-1).abs().argmax()), 2)
+    loss = lost_later.unpatched_values["loss"].mean()
     note = f"head {head} of layer {layer}, chosen on other prompts; the loss is {loss:.3g} with all heads"
     assert rows[ABLATED].note == note
-    same(rows[ABLATED], interval(without(others, layer, head)))
+    same(rows[ABLATED], interval(lost_later.effect()[layer, head]))
     layer, pos, head = (int(i) for i in (recovered == recovered.max()).nonzero()[0])
-    change, whole = patched(others, f"blocks.{layer}.attn.hook_z", pos, head)
-    same(rows[RESTORED], ratio_interval(change, whole))
+    later = restored(others, "z", "layer", "pos", "head")
+    same(rows[RESTORED], later.recovered_interval(layer, pos, head))
     label = cfg.format.labels(3)[pos]
     at = "the query" if "query" in label else f"position {label}"
+    cost = (later.unpatched_values["loss"] - later.source_values["loss"]).mean()
     assert rows[RESTORED].note == (
-        f"head {head} of layer {layer} at {at}, chosen on other prompts; exchanged labels cost {-whole.mean():.3g}"
+        f"head {head} of layer {layer} at {at}, chosen on other prompts; exchanged labels cost {cost:.3g}"
     )
     titles = [section.title for section in figures]
     assert titles[-3:] == ["What is lost without each head", "Where the labels are", "Which heads move them"]

@@ -105,7 +105,8 @@ def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
     language = replace(language, dequantized_from="tiny.Q4_1.gguf")
     path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True, progress=False)
     page, saved = path.read_text(encoding="utf-8"), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert "No learning in context beyond what shuffled labels give" in page
+    assert "does not learn in context beyond what shuffled labels give, on any of 2 tasks" in page
+    assert page.count("<dt>") == 3
     assert "Jaccard index" in page
     assert "The weights were dequantized from tiny.Q4_1.gguf" in page
     assert len(saved["few_shot"]["plural"]["shuffled"]) == 4

@@ -343,7 +343,7 @@ def test_any_learner_on_any_task_has_a_report(tmp_path: Path):
     assert rows["squared error (MSE) of the query, my rule"] == pytest.approx(expected, rel=1e-5)
     assert "distance from my rule" in rows
     page = path.read_text()
-    for words in ("Flipped has no field input_scale", "only predicts", "It behaves like one step of gradient descent"):
+    for words in ("Flipped has no field input_scale", "only predicts", "behaves like one step of gradient descent"):
         assert words in page
     assert "published" not in data["verdict"]["sentences"]["Do weights, causal tests and papers agree?"]
 
@@ -405,9 +405,11 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
 def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, headline):
     zero, noise = torch.rand(400, generator=torch.Generator().manual_seed(0)) + 0.5, torch.randn(400)
     noise = 0.01 * (noise - noise.mean())
-    found, words = has_learned(scale * zero + noise, {"predicting 0": zero, "averaging": 0.5 * zero})
+    found, words, (value, meaning) = has_learned(scale * zero + noise, {"predicting 0": zero, "averaging": 0.5 * zero})
     assert found == headline
     assert words.startswith(headline or "It has learned the task")
+    assert f"{value} of that of predicting 0" in words
+    assert meaning.startswith("of the squared error of predicting 0; ")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyses.support.sweeps import SweepArgs
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import SWEEPS, Sweep
 from mechicl.sweeps.grid import change, combinations, parse_axes, read_axes
 from mechicl.sweeps.measuring import read_measures
-from mechicl.sweeps.presets import SweepPreset, ready_table
+from mechicl.sweeps.presets import SweepPreset
 from mechicl.sweeps.thresholds import find_threshold, passed
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
@@ -126,9 +127,11 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
     )  # fmt: skip
     over = {"sink": {"none": {"learning_rate": 1e-3}, "more": {"learning_rate": 1e-2}}, "seed": (0, 1)}
     monkeypatch.setitem(SWEEPS, "tiny", SweepPreset("a test", config, over, final_loss))
-    kept = tmp_path / "results" / "tiny.csv"
-    trained = ready_table("tiny", kept, tmp_path / "tiny")
-    again = ready_table("tiny", kept)
+    monkeypatch.setattr("analyses.support.sweeps.RESULTS", tmp_path / "results")
+    with pytest.raises(FileNotFoundError, match="does not exist: train the sweep 'tiny'"):
+        SweepArgs().table("tiny")
+    trained = SweepArgs(out=tmp_path / "results", folder=tmp_path).table("tiny")
+    again = SweepArgs().table("tiny")
     pd.testing.assert_frame_equal(trained.frame, again.frame)
     assert again.axes == ("sink", "seed")
     assert again.frame["sink"].tolist() == [
@@ -166,8 +169,7 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
     (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
     (lambda: Sweep(BASE, {}, together=0), "together must be"),
     (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
-    (lambda: ready_table("dept", "dept.csv"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
-    (lambda: ready_table("depth", "nowhere.csv"), "does not exist: train the sweep 'depth'"),
+    (lambda: SweepArgs().table("dept"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
 ])  # fmt: skip
 def test_errors_name_the_axis_or_the_combination(call, named):
     with pytest.raises((ValueError, KeyError, FileNotFoundError), match=named):

@@ -48,7 +48,8 @@ MEANS: list[tuple[Any, Callable[[Any], Tensor], float]] = [  # a task, a statist
      lambda prompts: prompts.ys[:, -1, 0] > 0, 0.4 + 0.6 * (1 - 0.3 / 2) ** 5),
     (tasks.Parities(**SIZES, degree=2), is_a_parity_of_two, 1.0),
     (tasks.GaussianClusters(x_dim=5), lambda prompts: (prompts.xs[:, -1] * prompts.xs[:, -1]).sum(-1), 1.0),
-    (tasks.TableRegression(**SIZES), last_square, 1.0),
+    (tasks.TableRegression(**SIZES),  # a cell is a code from 0 to 5, heavy-tailed or normal, or positive
+     lambda prompts: prompts.xs[:, -1, 0] > 0, 0.2 * 5 / 6 + 0.7 / 2 + 0.1),
     (tasks.TableClassification(**SIZES), lambda prompts: prompts.ys[:, -1, 0], 1 / 3),
     (tasks.RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
      lambda sequences: sequences.predictable.sum(1), 8 - 3.0),

@@ -37,10 +37,19 @@ def test_missing_cells_are_in_half_of_the_tables():
     assert not tables.ys.isnan().any()
 
 
-def test_labels_of_a_table_are_standardized():
-    tables = TableRegression(n_queries=50).sample_tables(20, seed=0)
-    torch.testing.assert_close(tables.ys.mean(1), torch.zeros(20, 1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(tables.ys.square().mean(1), torch.ones(20, 1), rtol=0, atol=1e-4)
+def test_labels_have_mean_0_and_mean_square_1():
+    ys = TableRegression(n_context=4000).sample_tables(20, seed=0).ys
+    torch.testing.assert_close(ys.mean(1), torch.zeros(20, 1), rtol=0, atol=0.02)
+    torch.testing.assert_close(ys.square().mean(1), torch.ones(20, 1), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", [TableRegression, TableClassification])
+def test_labels_of_the_context_do_not_tell_the_sum_of_all(kind: Any):
+    # scaled by all rows, the query's label would be minus the sum of the others': a slope of -8
+    ys = kind(n_context=8).sample_tables(4000, seed=0).ys[..., 0].double()
+    mean = ys[:, :8].mean(1)
+    slope = ((mean - mean.mean()) * ys[:, 8]).sum() / (mean - mean.mean()).square().sum()
+    assert slope > -0.2
 
 
 def test_classes_of_a_table():

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from mechicl.prompts.tokenizing import start_ids
+from mechicl.prompts.tokens import start_ids
 from mechicl.tasks.topics import WORDS
 from mechicl.text import (
     TEXT_TASKS,

@@ -36,7 +36,8 @@ def test_the_opening_is_above_the_links_and_escaped_and_backticks_mark_code():
     html = page("title", "lead", [section], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
     assert "<script>alert" not in html
     code = "<p><code>a &lt; b</code> and <code>c</code></p>"
-    assert html.index("<p>lead</p>") < html.index("<b>answer</b>") < html.index("<nav>") < html.index(code)
+    assert html.index("<b>answer</b>") < html.index("<p>lead</p>") < html.index("<nav>") < html.index(code)
+    assert html.count("<h1>") == 1
     assert 'href="#opening"' not in html
     assert 'id="opening"' not in page("title", "lead", [])
 
@@ -74,7 +75,7 @@ def stills(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_figure_is_drawn_when_the_page_is_loaded_and_links_to_sections_work(tmp_path: Path, browser: Browser):
     html = many()
     assert len(html.encode()) < 8e6
-    assert html.count("Plotly.newPlot(place") == 1
+    assert html.count("Plotly.react(place") == 1
     shown = opened(browser, tmp_path, html, anchor="#s15")
     assert drawn(shown) == [f"figure{i}" for i in range(TALL)]
     box = shown.locator("#s15").bounding_box()

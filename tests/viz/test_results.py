@@ -1,8 +1,7 @@
 """`plot` draws every kind of result; the errors of figures name the argument."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -22,6 +21,7 @@ from mechicl.tasks import LinearRegression, MarkovChains
 from mechicl.viz.export import Html
 from mechicl.viz.results import FIGURES
 from tests.analysis.circuits.test_curves import made as curve
+from tests.statistics.test_every_result import build
 from tests.viz.test_attention import model_and_prompts
 from tests.viz.test_behaviour import MATCH, exchanged, identification, ranked, searched, shifted
 from tests.viz.test_circuits import EDGES, circuit
@@ -69,28 +69,12 @@ def kinds() -> list[str]:
     return sorted({kind.__name__ for kind in [*results, *FIGURES] if kind is not Result} - WITHOUT_SAMPLES)
 
 
-def example(kind: Any) -> Any:
-    """Make a value of a type: random tensors whose axes all have length 3, tuples of 3, dataclasses of such."""
-    if hasattr(kind, "dim_str"):
-        shape = [3] * len(kind.dim_str.split())
-        drawn = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return drawn if "float64" in kind.dtypes else drawn.long()
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        needed = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]  # both missing
-        return kind(**{field.name: example(hints[field.name]) for field in needed})  # type: ignore[operator]
-    if get_origin(kind) is tuple:
-        of = get_args(kind)
-        return tuple(example(each) for each in (of[:1] * 3 if ... in of else of))
-    if get_origin(kind) is dict:
-        return {"name": example(get_args(kind)[1])}
-    return {str: "name", int: 3, float: 0.5, torch.Tensor: torch.rand(3)}[kind]
-
-
 @pytest.mark.parametrize("name", kinds())
 def test_every_kind_of_result_is_drawn(name):
     every = [*Result.__subclasses__(), *FIGURES]
-    result = BY_HAND[name]() if name in BY_HAND else example(next(kind for kind in every if kind.__name__ == name))
+    result = (
+        BY_HAND[name]() if name in BY_HAND else build(next(kind for kind in every if kind.__name__ == name), [3] * 99)
+    )
     figure = viz.plot(result)
     assert figure.data
     assert figure.to_json()
@@ -98,14 +82,14 @@ def test_every_kind_of_result_is_drawn(name):
 
 def test_quantities_are_points_lines_and_heatmaps():
     kind = next(kind for kind in Result.__subclasses__() if kind.__name__ == "FineTuningComparison")
-    result = example(kind)
+    result = build(kind, [3] * 99)
     figure: Any = FIGURES[Result](result)
     points = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
     assert points["zero shot loss"] == pytest.approx(result.zero_shot_loss.mean().item())
     score = result.intervals()["zero_shot_score"]
     assert figure.data[0].error_x.array[0] == pytest.approx(score.high - score.mean)
     ((x, y),) = lines(figure, "update_similarity")
-    assert (x, y) == ([0, 1, 2], pytest.approx(result.update_similarity.mean(-1).tolist()))
+    assert (x, y) == ([0, 1], pytest.approx(result.update_similarity.mean(-1).tolist()))
     assert heatmaps(figure)[0].allclose(result.head_update_similarity.mean(-1).double())
     assert viz.plot(result, title="Mine").layout.title.text == "Mine"
 

@@ -4,6 +4,7 @@
 >>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt
 >>> match(readouts, newton, prompts).best()         # which iteration each layer resembles
 >>> print(identify(model, task))                    # which family of algorithms fits best on held-out prompts
+>>> print(identify_on_tables(estimator, task))      # the same for learners of tables
 >>> plot(regret(model, task))                       # how far from the best known learner of its task
 """
 
@@ -15,12 +16,13 @@ from mechicl.analysis.behaviour.fingerprints import Fingerprint, fingerprint
 from mechicl.analysis.behaviour.identification import identify
 from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
+from mechicl.analysis.behaviour.table_learners import identify_on_tables
 from mechicl.analysis.behaviour.token_identification import identify_on_tokens
 from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tuned_descent
 
 __all__ = [
     "Alignment", "Fingerprint", "Identification", "Match", "Regret", "SpectralLearner", "align", "fingerprint",
-    "identify", "identify_on_tokens", "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity",
-    "measure_outside_span", "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
-    "tuned_clipped_descent", "tuned_descent",
+    "identify", "identify_on_tables", "identify_on_tokens", "induced_weights", "match", "measure_forgetting",
+    "measure_order_sensitivity", "measure_outside_span", "measure_shifted_losses", "rank_families", "regressed_weights",
+    "regret", "sensitivities", "tuned_clipped_descent", "tuned_descent",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from mechicl.analysis.circuits.graph_files import GraphFile, read_graph, write_g
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node
 
 __all__ = [
     "EMBEDDING", "Circuit", "Edge", "EdgeScores", "GraphFile", "Node", "Ranked", "circuit_curve", "compare_circuits",

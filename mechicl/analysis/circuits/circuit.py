@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import largest
 
@@ -245,12 +245,12 @@ class Circuit(Result):
             rows.append(("node" if isinstance(part, Node) else "edge", str(part), mean.mean, mean.low, mean.high))
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
-    def edge_list(self, level: float = 0.95) -> str:
+    def edge_list(self) -> str:
         """List the edges, a line each, by receiver in order of computation, with the metric's change without them."""
-        effects = self.effects(level)
+        effects = self.effects()
         return _table_of([(edge, effects.get(edge)) for edge in order_edges(self.edges)]) or "no edges"
 
-    def to_networkx(self, level: float = 0.95) -> "networkx.MultiDiGraph":
+    def to_networkx(self) -> "networkx.MultiDiGraph":
         """Convert the circuit to a graph of networkx, from "embedding" to "output".
 
         Nodes are named as they print ("head 0.2", "MLP 1") and have their `kind`, `layer` and `head`; the key of an
@@ -259,7 +259,7 @@ class Circuit(Result):
         """
         import networkx  # takes 0.1 s, and few users need it
 
-        effects = self.effects(level)
+        effects = self.effects()
 
         def measured(part: Node | Edge) -> dict[str, float]:
             mean = effects.get(part)

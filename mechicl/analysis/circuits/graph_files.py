@@ -10,7 +10,7 @@ from mechicl.analysis.circuits.circuit import NodesAndEdges
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.base.arguments import checked
 from mechicl.base.files import read_json, write_json
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node, is_parallel, list_edges, list_nodes, list_reached
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node, is_parallel, list_edges, list_nodes, list_reached
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.opening.edges import EMBEDDING, Node
+from mechicl.models.opening.sites import EMBEDDING, Node
 from mechicl.prompts import At
 
 Subsets = tuple[tuple[Node, ...], ...]

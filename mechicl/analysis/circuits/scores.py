@@ -16,7 +16,7 @@ from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import EMBEDDING, Edge
+from mechicl.models.opening.sites import EMBEDDING, Edge
 from mechicl.prompts import At
 from mechicl.statistics import UNBOUNDED, Result, interval
 from mechicl.statistics.results import largest

@@ -18,7 +18,7 @@ from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.edge_graph import EdgeGraph, NoGradient
-from mechicl.models.opening.edges import EMBEDDING, Node
+from mechicl.models.opening.sites import EMBEDDING, Node
 from mechicl.prompts import At
 
 Search = Literal["exact", "eap-ig", "acdc"]
@@ -91,7 +91,7 @@ def find_circuit(
         else:
             try:
                 scoring = "mask-ig" if search == "exact" else "eap-ig"
-                scores = estimate_effects(problem, scoring, progress=False)
+                scores = estimate_effects(problem, scoring, progress=progress)
                 sizes = scores.mean(1).abs().nan_to_num()
             except NoGradient:
                 if search != "exact":

@@ -9,7 +9,7 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -59,6 +59,8 @@ UNCORRECTED = 0.1  # times d^(1/3), at most 1: step size without that rule, as a
 N_TRACE = 100  # stored points of each chain
 LEAST_ACCEPTED, LARGEST_DRIFT, LARGEST_SPREAD, COLD, HOT = 0.3, 0.1, 1.1, 0.8, 1.2
 """Bounds of the diagnostics; drift is a share of the coefficient, or of 1/2 (one regular parameter) if that is more."""
+STACKED_BYTES = 2**23
+"""Memory of the chains that run in one stacked pass: more does not fit into the processor's cache, and is slower."""
 
 
 class SamplingWarning(UserWarning):
@@ -249,17 +251,18 @@ def learning_coefficient(
             raise ValueError(f"data must have one entry per example in each tensor, and at least "
                              f"batch_size={batch_size} examples (3 without n_beta), got {[n, *others]}")  # fmt: skip
         modules = [_WithLoss(model, its_loss, tensors) for model in alike]
-        used = max(_check_loss(module, batch_size or n) for module in modules) * len(parts) * n_chains
-        at_once = Budget().rows(used, at_most=len(modules))
+        used = max(_check_loss(module, batch_size or n) for module in modules)
+        at_once = Budget().rows(used * len(parts) * n_chains, at_most=len(modules))
+        width = max(1, int(STACKED_BYTES / used))
         masks = torch.stack([_mask(alike[0], part) for part in parts])
-        batches += [(modules[i : i + at_once], masks) for i in range(0, len(modules), at_once)]
+        batches += [(modules[i : i + at_once], masks, width) for i in range(0, len(modules), at_once)]
     n_beta = sampler.n_beta or n / math.log(n)
     burn_in, n_steps = sampler.burn_in, sampler.burn_in + sampler.n_draws
     seeds, found = iter(range(seed << 24, (seed << 24) + len(stacked))), []
     with progress_bar(total=n_steps * len(batches), unit="step", progress=progress, desc="sampling") as bar:
-        for modules, masks in batches:
+        for modules, masks, width in batches:
             generators = [torch.Generator().manual_seed(next(seeds)) for _ in modules]
-            chains = _Chains(modules, masks, n_chains, generators, n_beta, sampler.localization, batch_size)
+            chains = _Chains(modules, masks, n_chains, generators, n_beta, sampler.localization, batch_size, width)
             found.append(chains.sample(burn_in, sampler.n_draws, sampler.step_size, lambda: bar.update(1)))
     values = {name: torch.cat([each[name] for each in found]).unflatten(0, (len(rows), -1)) for name in found[0]}
     values |= {name: each.movedim(1, 2) for name, each in values.items() if name != "losses"}
@@ -390,13 +393,13 @@ class _Chains:
 
     def __init__(
         self, models: Sequence[_WithLoss], masks: Bool[Tensor, "part weight"], n_chains: int,
-        generators: Sequence[torch.Generator], n_beta: float, localization: float, batch_size: int | None,
+        generators: Sequence[torch.Generator], n_beta: float, localization: float, batch_size: int | None, at_once: int,
     ):  # fmt: skip
         self.shape, self.generators, self.batch_size = (len(models), len(masks), n_chains), generators, batch_size
         self.n_examples, self.n_beta, self.localization = len(models[0].data[0]), n_beta, localization
         self.stack = Ensemble(models)  # pyright: ignore[reportArgumentType] - modules that return losses
         self.start = self.stack.flat.detach().repeat_interleave(len(masks) * n_chains, 0)
-        self.stack.flat = nn.Parameter(self.start.clone())
+        self.at_once = at_once
         self.mask = masks.repeat_interleave(n_chains, 0).repeat(len(models), 1).to(self.start)
         self.weights = self.start
         self._take_batch()
@@ -464,8 +467,7 @@ class _Chains:
         below = partial(torch.randint, self.n_examples)
         self.chosen = self._draw(lambda *shape, generator: below(shape, generator=generator), self.batch_size or 0)
         with torch.no_grad():
-            self.stack.flat.copy_(self.start)
-            self.base = self.stack(self.chosen, None)
+            self.base = torch.cat([self._run(*rows)[0] for rows in self._in_parts(self.start)])
         self.losses, self.energy, self.force = self._evaluate(self.weights)
 
     def _draw(self, sampler: Callable[..., Tensor], width: int) -> Tensor:
@@ -476,10 +478,19 @@ class _Chains:
     @torch.enable_grad()
     def _evaluate(self, weights: Float[Tensor, "copy weight"]) -> tuple[Tensor, Tensor, Tensor]:
         """The losses L and energies U `[copy]`, and the gradients of U by the parameters that move."""
-        with torch.no_grad():
-            self.stack.flat.copy_(weights)
-        losses = self.stack(self.chosen, None)
-        (gradient,) = torch.autograd.grad(losses.sum(), self.stack.flat)
+        found = []
+        for rows in self._in_parts(weights):
+            losses, flat = self._run(*rows)
+            found.append((losses.detach(), *torch.autograd.grad(losses.sum(), flat)))
+        losses, gradient = (torch.cat(each) for each in zip(*found, strict=True))
         distance = weights - self.start
-        energy = self.n_beta * losses.detach() + self.localization / 2 * distance.square().sum(1)
-        return losses.detach(), energy, self.mask * (self.n_beta * gradient + self.localization * distance)
+        energy = self.n_beta * losses + self.localization / 2 * distance.square().sum(1)
+        return losses, energy, self.mask * (self.n_beta * gradient + self.localization * distance)
+
+    def _in_parts(self, weights: Float[Tensor, "copy weight"]) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(weights.split(self.at_once), self.chosen.split(self.at_once), strict=True)
+
+    def _run(self, weights: Float[Tensor, "copy weight"], chosen: Tensor) -> tuple[Tensor, nn.Parameter]:
+        """The losses of some copies, and the weights that they depend on."""
+        self.stack.flat = nn.Parameter(weights.detach())
+        return self.stack(chosen, None), self.stack.flat

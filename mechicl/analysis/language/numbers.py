@@ -16,7 +16,7 @@ from mechicl.interop import LanguageModel
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import fork_cache
 from mechicl.prompts import Prompts
-from mechicl.prompts.tokenizing import ids_after, own_ids, start_ids
+from mechicl.prompts.tokens import ids_after, own_ids, start_ids
 
 
 class TextLearner:

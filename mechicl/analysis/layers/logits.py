@@ -13,9 +13,9 @@ from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import Hook, ModelAdapter
-from mechicl.models.opening.edges import list_nodes
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.parts import record_writes, take_apart
+from mechicl.models.opening.sites import list_nodes
 from mechicl.models.transformer.attention import soft_cap
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import UNBOUNDED, Result, interval

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, NonNegative, Positive, checked
+from mechicl.base.arguments import Count, NonNegative, checked
 from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 
@@ -72,38 +72,9 @@ def linear_attention_optimum(
         n_context: number n of context points.
         noise_variance: variance ν² of the noise on the context's targets.
     """
-    _check_spectrum(eigenvalues)
+    if not sum(eigenvalues) > 0:
+        raise ValueError(f"eigenvalues must not all be 0, got {eigenvalues}")
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
     n = n_context
     inverse = (n + 1) / n * spectrum + (spectrum.sum() + noise_variance) / n
     return (spectrum * (1 - spectrum / inverse)).sum().item()
-
-
-@checked
-def preconditioned_gd_optimum(
-    eigenvalues: list[Positive], n_context: Count, noise_variance: NonNegative = 0.0
-) -> OneStepOptimum:
-    """Compute η and the loss of the best step of gradient descent with preconditioner `η Σ⁻¹` on linear regression.
-
-    Σ is the covariance of the inputs, which are Gaussian; weights are `w ~ N(0, I)`, and the query's target has no
-    noise. With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`. Source:
-    Nertinger 2025, section 4.1, who finds η by a search.
-
-    Args:
-        eigenvalues: eigenvalues λ of Σ, one for each dimension, all positive: Σ must have an inverse.
-        n_context: number n of context points.
-        noise_variance: variance ν² of the noise on the context's targets.
-
-    Returns:
-        A `OneStepOptimum`: `step_size` is η, the factor on the gradient of the context's mean of `(x w - y)² / 2`, and
-        `mse` the expected squared error of the query.
-    """
-    _check_spectrum(eigenvalues)
-    total, d, n = sum(eigenvalues), len(eigenvalues), n_context
-    eta = total / (total * (n + d + 1) / n + noise_variance * d / n)
-    return OneStepOptimum(step_size=eta, mse=total * (1 - eta))
-
-
-def _check_spectrum(eigenvalues: list[float]) -> None:
-    if not sum(eigenvalues) > 0:
-        raise ValueError(f"eigenvalues must not all be 0, got {eigenvalues}")

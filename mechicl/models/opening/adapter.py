@@ -100,11 +100,10 @@ class ModelAdapter:
 
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = (), cache: Any = None) -> Tensor:
         """Return the predictions of a run from the tokens on, after those whose keys and values are in a cache."""
+        options = {} if cache is None else {"past_kv_cache" if self.reads_prompts else "past_key_values": cache}
         if not self.reads_prompts:
-            options = {} if cache is None else {"past_key_values": cache}
             return self._select_read(self._run_other(tokens, hooks, **options))
         with self.model.hooks(fwd_hooks=list(hooks)):
-            options = {} if cache is None else {"past_kv_cache": cache}
             return self._select_read(self.model(tokens, at=self.at, **options))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from mechicl.models.opening.adapter import ModelAdapter, replacing_forwards
-from mechicl.models.opening.edges import is_parallel, list_key_heads
+from mechicl.models.opening.sites import is_parallel, list_key_heads
 from mechicl.models.temporary_hooks import Direction, adding
 
 SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
@@ -211,9 +211,7 @@ class BridgeParts:
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
                 raise ValueError(f"layer {layer} of {self.name} cannot be taken apart ({error})") from error
             if not _add_up(written, after - stream, after):
-                raise ValueError(
-                    f"the stream of {self.name} is not the sum of its parts' outputs: layer {layer} adds more"
-                )
+                raise ValueError(f"the stream of {self.name} is not the sum of its parts: layer {layer} adds more")
         if not _add_up(self.read_out(run.streams[-1]), run.outputs, run.outputs):
             raise ValueError(f"{self.name} reads more than the stream after its last layer")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
-from mechicl.models.opening.parts import TransformerParts, take_apart
+from mechicl.models.opening.parts import take_apart
+from mechicl.models.opening.sites import Edge, Node, list_edges, list_nodes, list_reached
 
 _CACHE_SIZE = 2**25
 """Upper bound in bytes on a batch of runs, unless one run takes more: larger batches leave the processor's caches."""
@@ -258,11 +258,9 @@ class EdgeGraph:
                 return changes.written, self.parts.read_out(reads[""][0]).unflatten(0, (n_cuts, -1))
             if stage.kind == "mlp":
                 outs = self.parts.mlp(stage.layer, reads[""][0])[None]
-            elif some:
-                assert isinstance(self.parts, TransformerParts)  # whose heads are separate
-                outs = self.parts.attend_by(receivers, stage.layer, reads["q"], reads["k"], reads["v"])
             else:
-                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
+                heads = {"heads": receivers} if some else {}  # only of ours, which are separate
+                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"], **heads)
             written = references[[stage.place + i for i in receivers]]
             changes.add(outs.unflatten(1, (n_cuts, -1)) - written[:, None])
         raise AssertionError("there is always an output")

@@ -2,23 +2,22 @@
 
 import copy
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
-from mechicl.models.opening.edges import has_mlp, is_parallel, list_key_heads
+from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
 from mechicl.models.transformer.attention import Attention
 
 
 class TransformerParts:
     """The nodes of one of our transformers; `heads_interact` is True if a head depends on other heads' inputs.
 
-    `heads_are_separate` is True if some heads of a layer can be computed without the others (`attend_by`). Streams are
+    `heads_are_separate` is True if some heads of a layer can be computed without others (by `attend`). Streams are
     `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes, and all methods but that.
     A norm after the attention scales the sum of the heads' outputs: a head's output is its share of the scaled sum.
     """
@@ -44,36 +43,31 @@ class TransformerParts:
             raise ValueError("norms after the attention that centre, or add biases, have no share for each head")
         return self.model.embed_tokens(tokens)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
-        return self._attend(layer, cast(Attention, self.model.blocks[layer].attn), q, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[int] | None = None) -> Tensor:
+        """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v.
 
-    def attend_by(self, heads: Sequence[int], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute the output of some heads from a stream for each of them; `heads_are_separate` has to be True."""
-        attn = copy.copy(cast(Attention, self.model.blocks[layer].attn))
-        attn._parameters = {  # all but the output's bias have an axis of heads
-            name: value if name == "b_O" or value is None else cast(nn.Parameter, value[heads])
-            for name, value in attn._parameters.items()
-        }
-        return self._attend(layer, attn, q, k, v)
-
-    def _attend(self, layer: int, attn: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        block = self.model.blocks[layer]
+        Or of some `heads`, from a stream for each of them; `heads_are_separate` has to be True.
+        """
+        block, attn = self.model.blocks[layer], self.model.blocks[layer].attn
+        if heads is not None:
+            attn = copy.copy(attn)
+            attn._parameters = {  # all but the output's bias have an axis of heads
+                name: value if name == "b_O" or value is None else value[heads]
+                for name, value in attn._parameters.items()
+            }
         reads = (block.normed_input(streams, "ln1").permute(1, 2, 0, 3) for streams in (q, k, v))
-        return self._write(layer, attn, attn.mix(*reads))
+        return self.write(layer, attn.mix(*reads), attn)
 
-    def write(self, layer: int, z: Tensor) -> Tensor:
+    def write(self, layer: int, z: Tensor, attn: Attention | None = None) -> Tensor:
         """Compute what each head adds to the stream, `[head prompt pos d_model]`, from z `[prompt pos head d_head]`."""
-        return self._write(layer, cast(Attention, self.model.blocks[layer].attn), z)
-
-    def _write(self, layer: int, attn: Attention, z: Tensor) -> Tensor:
-        written = attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+        source = self.model.blocks[layer].attn if attn is None else attn
+        written = source.cfg.damping * einsum(z, source.W_O, "prompt pos head d, head d model -> head prompt pos model")
         return share_of_norm(self.model.blocks[layer].output_norm("ln1"), written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""
         block = self.model.blocks[layer]
-        return block.cfg.damping * cast(Attention, block.attn).b_O if block.cfg.attn_bias else 0.0
+        return block.cfg.damping * block.attn.b_O if block.cfg.attn_bias else 0.0
 
     def mlp(self, layer: int, stream: Tensor) -> Tensor:
         """Compute the output of a layer's MLP."""
@@ -103,8 +97,8 @@ def record_writes(
     stream = stream if embedded is None else embedded
     outputs, n_key_heads = [stream[None]], len(list_key_heads(adapter.model))
     for layer in range(cfg.n_layers):
-        reads = (stream.expand(n, *stream.shape) for n in (cfg.n_heads, n_key_heads, n_key_heads))
-        outputs.append(parts.attend(layer, *reads))
+        q, k, v = (stream.expand(n, *stream.shape) for n in (cfg.n_heads, n_key_heads, n_key_heads))
+        outputs.append(parts.attend(layer, q, k, v))
         attended = stream + outputs[-1].sum(0) + parts.attention_bias(layer)
         if has_mlp(adapter.model, layer):
             outputs.append(parts.mlp(layer, stream if is_parallel(adapter.model) else attended)[None])

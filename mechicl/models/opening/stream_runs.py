@@ -30,9 +30,7 @@ class StreamRuns:
         self.n_layers, self.last = adapter.n_layers, tokens.shape[1] - 1
         self.base, self.source = base, source
         if self.last % self.tokens_per_point or base[0].shape[1] != tokens.shape[1]:
-            raise ValueError(
-                f"{self.last + 1} tokens are not {self.tokens_per_point} for each point and one for the query"
-            )
+            raise ValueError(f"{self.last + 1} tokens are not {self.tokens_per_point} a point and one for the query")
 
     def exchange(
         self,

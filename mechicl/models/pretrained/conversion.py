@@ -56,9 +56,8 @@ def convert_weights(
                     pieces = [tensor] * len(targets)
                 for target, piece in zip(targets, pieces, strict=True):
                     if piece.shape != outline[target].shape:
-                        shapes[name] = (
-                            f"{name} {list(tensor.shape)} does not fit {target} {list(outline[target].shape)}"
-                        )
+                        expected = list(outline[target].shape)
+                        shapes[name] = f"{name} {list(tensor.shape)} does not fit {target} {expected}"
                     # a parameter for each of our modules that share one of theirs
                     converted[target] = piece.clone() if copy else piece
     if cfg.tie_word_embeddings:

@@ -164,11 +164,6 @@ def _windows(config: Any) -> Fields:
 # ---- GPT-2 and models with its block: layer norm, biases, an MLP without gates ----
 
 
-def _gpt2(config: Any) -> Fields:
-    scaled = {} if config.scale_attn_weights else {"attn_scale": 1.0}
-    return scaled | {"scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx}
-
-
 def _gpt_neo(config: Any) -> Fields:
     kinds = list(config.attention_layers)
     windows = {"use_local_attn": True, "window_size": config.window_size, "attn_types": kinds}
@@ -180,10 +175,6 @@ def _gptj(config: Any) -> Fields:
         "positional_embedding_type": "rotary", "rotary_float32": True, "rotary_adjacent_pairs": True,
         "rotary_dim": config.rotary_dim or config.hidden_size // config.num_attention_heads, "parallel_attn_mlp": True,
     }  # fmt: skip
-
-
-def _gpt_neox(config: Any) -> Fields:
-    return _rotary(config) | {"parallel_attn_mlp": config.use_parallel_residual, "default_prepend_bos": False}
 
 
 def _opt(config: Any) -> Fields:
@@ -280,18 +271,6 @@ def _gemma(config: Any) -> Fields:
     return fields | ({"use_qk_norm": True, "qk_norm_over": "head"} if config.model_type == "gemma3_text" else {})
 
 
-def _phi(config: Any) -> Fields:
-    return _rotary(config) | {"parallel_attn_mlp": True, "default_prepend_bos": False}
-
-
-def _olmo(config: Any) -> Fields:
-    return _llama(config, normalization_type="LNPre", clip_qkv=config.clip_qkv)
-
-
-def _olmo2(config: Any) -> Fields:
-    return _llama(config, norm_location="after", use_qk_norm=True, qk_norm_over="all")
-
-
 def _stablelm(config: Any) -> Family:
     norms = {"input_layernorm": "ln1 ln2"} if config.use_parallel_residual else _NORMS
     return Family(
@@ -321,7 +300,9 @@ _PROJECTED = {"Q K V O": None, "in out U": None}
 
 FAMILIES: dict[str, Family | Callable[[Any], Family]] = {
     "gpt2": Family(
-        blocks="transformer.h", ends=_GPT2_ENDS, fields=_gpt2, biases={"U": None}, transposed=True,
+        blocks="transformer.h", ends=_GPT2_ENDS, biases={"U": None}, transposed=True,
+        fields=lambda config: ({} if config.scale_attn_weights else {"attn_scale": 1.0})
+        | {"scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx},
         block=_GPT2_BLOCK | {"attn.c_attn": "attn.QKV", "attn.c_proj": "attn.O"},
         refused={"add_cross_attention": False},
     ),
@@ -341,9 +322,11 @@ FAMILIES: dict[str, Family | Callable[[Any], Family]] = {
         },
     ),
     "gpt_neox": Family(
-        blocks="gpt_neox.layers", fields=_gpt_neox, biases={"Q K V O": "attention_bias", "U": None}, grouped=True,
+        blocks="gpt_neox.layers", biases={"Q K V O": "attention_bias", "U": None}, grouped=True,
         ends={"gpt_neox.embed_in": "embed.E", "gpt_neox.final_layer_norm": "ln_final", "lm_head": "unembed.U"},
         block=_NEOX_BLOCK | {"attention.query_key_value": "attn.QKV", "attention.dense": "attn.O"},
+        fields=lambda config: _rotary(config)
+        | {"parallel_attn_mlp": config.use_parallel_residual, "default_prepend_bos": False},
     ),
     "opt": Family(
         blocks="model.decoder.layers", fields=_opt, position_offset=2,
@@ -378,7 +361,8 @@ FAMILIES: dict[str, Family | Callable[[Any], Family]] = {
     "gemma2": _of_llama(_gemma, _GEMMA_NORMS, _HEADS, _GATED, **_GEMMA),
     "gemma3_text": _of_llama(_gemma, _GEMMA_NORMS, _HEADS, _HEAD_NORMS, _GATED, **_GEMMA),
     "phi": Family(
-        blocks="model.layers", fields=_phi, refused={"qk_layernorm": False},
+        blocks="model.layers", refused={"qk_layernorm": False},
+        fields=lambda config: _rotary(config) | {"parallel_attn_mlp": True, "default_prepend_bos": False},
         ends={"model.embed_tokens": "embed.E", "model.final_layernorm": "ln_final", "lm_head": "unembed.U"},
         block={
             "input_layernorm": "ln1 ln2", "mlp.fc1": "mlp.in", "mlp.fc2": "mlp.out", **_QKV,
@@ -386,9 +370,13 @@ FAMILIES: dict[str, Family | Callable[[Any], Family]] = {
         },
     ),
     "phi3": _of_llama(_llama, _NORMS, _FUSED, biases=_PROJECTED),
-    "olmo": _of_llama(_olmo, _HEADS, _GATED, ends={"model.embed_tokens": "embed.E", "lm_head": "unembed.U"}),
+    "olmo": _of_llama(
+        lambda config: _llama(config, normalization_type="LNPre", clip_qkv=config.clip_qkv), _HEADS, _GATED,
+        ends={"model.embed_tokens": "embed.E", "lm_head": "unembed.U"},
+    ),
     "olmo2": _of_llama(
-        _olmo2, {"post_attention_layernorm": "ln1", "post_feedforward_layernorm": "ln2"}, _HEADS, _HEAD_NORMS, _GATED
+        lambda config: _llama(config, norm_location="after", use_qk_norm=True, qk_norm_over="all"),
+        {"post_attention_layernorm": "ln1", "post_feedforward_layernorm": "ln2"}, _HEADS, _HEAD_NORMS, _GATED
     ),
     "stablelm": _stablelm,
 }  # fmt: skip

@@ -50,7 +50,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 class ModelFolder:
-    """A folder of `transformers`, in place of a model class in `boot_transformers`: it makes models that fit the files.
+    """A folder of `transformers`, which loads models that fit the files.
 
     Only safetensors are read. The model is first made on torch's "meta" device and compared with the headers of the
     files, so that a config that does not fit them allocates nothing.
@@ -70,16 +70,12 @@ class ModelFolder:
             raise ValueError(f"{folder} has no config.json: {fix}")
         config = read_json(folder / "config.json", MOST_CONFIG)
         if config.get("quantization_config") is not None:
-            raise ValueError(
-                f"{folder} has quantized weights, which are not read: {OPEN_INSTEAD} after model.dequantize()"
-            )
+            raise ValueError(f"{folder} has quantized weights, not read here: {OPEN_INSTEAD} after model.dequantize()")
         self.files = self._find_weights()
         outlines = [(name, weight) for path in self.files for name, weight in read_outline(path)[0].items()]
         self.weights = dict(outlines)
         if len(self.weights) < len(outlines):
-            raise ValueError(
-                f"{folder}: weights are in more than one of the files {[path.name for path in self.files]}"
-            )
+            raise ValueError(f"{folder}: weights are in more than one of {[path.name for path in self.files]}")
         largest = max(len(self.weights), MOST_NUMBER, *(size for _, weight in outlines for size in weight.shape))
         for name, value in _numbers(config):
             most = max(largest, MOST_POSITIONS) if POSITION_NAMES.search(name) else largest
@@ -101,22 +97,19 @@ class ModelFolder:
         places = read_json(index).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
-            raise ValueError(
-                f"{index} must have a weight_map: the names of the weights, each with a file of the folder"
-            )
+            raise ValueError(f"{index} must have a weight_map: names of weights, each with a file of the folder")
         if missing := sorted(name for name in set(names) if not (self.folder / name).exists()):
             raise ValueError(f"{self.folder} lacks {_some(missing)}, which its index lists: copy the missing files")
         return [self.folder / name for name in sorted(set(names))]
 
-    def from_pretrained(self, name: str | None, *, config: Any, **options: Any) -> Any:
-        """Load the model."""
+    def load(self, config: Any, dtype: Any, *, is_meta: bool = False, **options: Any) -> Any:
+        """Load the model; with `is_meta` without its weights, on torch's device "meta"."""
         kind = self._check(config)
+        if is_meta:
+            with torch.device("meta"):
+                return kind._from_config(config).to(config.dtype or torch.float32 if dtype == "auto" else dtype)
         weights = {key: weight for path in self.files for key, weight in read_tensors(path)[0].items()}
-        return kind.from_pretrained(None, config=config, state_dict=weights, **options)
-
-    def from_config(self, config: Any) -> Any:
-        """Make a model with random weights."""
-        return self._check(config)._from_config(config)
+        return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
 
     def _check(self, config: Any) -> Any:
         """Compare the weights that a config requires with those in the files, and return the model's class."""
@@ -130,9 +123,7 @@ class ModelFolder:
         with _model_without_weights(f"{self.folder}: no model can be made from config.json", len(self.weights)):
             model = auto_class.from_config(config)
         if (n_bytes := sum(buffer.nbytes for buffer in model.buffers())) > max(size, MOST_BUFFERS):
-            raise ValueError(
-                f"{self.folder}: config.json requires {n_bytes:,} bytes of buffers, for {size:,} of weights"
-            )
+            raise ValueError(f"{self.folder}: config.json needs {n_bytes:,} bytes of buffers, for {size:,} of weights")
         whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
         usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
         odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")

@@ -17,13 +17,12 @@ from mechicl.base.files import read_json
 from mechicl.base.outside_files import read_torch_file
 from mechicl.models.pretrained.conversion import convert_weights
 from mechicl.models.pretrained.families import Family
+from mechicl.models.pretrained.folders import MOST_CONFIG
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.lens_config import HookedTransformerConfig, current_names
 
 OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 """Beginnings of these models' names on the hub."""
-MOST_CONFIG = 2**18
-"""Largest config.json in bytes."""
 SAME = ("d_model", "n_layers", "d_mlp", "d_head", "n_heads", "n_ctx", "d_vocab", "act_fn", "attn_only")
 MINGPT = Family(
     blocks="blocks",
@@ -58,21 +57,17 @@ class LensFiles:
         """Name of the tokenizer on the hub."""
         return self.config.get("tokenizer_name")
 
-    def fields(self) -> dict[str, Any]:
-        """Return TransformerLens' names of the config's fields."""
+    def config_of(self, **changes: Any) -> TransformerConfig:
+        """Return the model's config, with some fields changed."""
         missing = sorted({*SAME} - self.config.keys())
         norm = self.config.get("normalization", self.config.get("normalization_type"))
         if missing:
             raise ValueError(f"config.json of {self.name} lacks {missing}")
-        positions = "shortformer" if self.config.get("shortformer_pos") else "standard"
-        return {name: self.config[name] for name in SAME} | {
+        fields = {name: self.config[name] for name in SAME} | {
             "final_rms": self.config.get("final_rms", False), "normalization_type": norm,
-            "positional_embedding_type": positions,
+            "positional_embedding_type": "shortformer" if self.config.get("shortformer_pos") else "standard",
         }  # fmt: skip
-
-    def config_of(self, **changes: Any) -> TransformerConfig:
-        """Return the model's config, with some fields changed."""
-        return HookedTransformerConfig(**self.fields() | changes)  # type: ignore[return-value]
+        return HookedTransformerConfig(**fields | changes)  # type: ignore[return-value]
 
     def read(self, cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Read the weights under our names; biases that the file lacks are 0."""

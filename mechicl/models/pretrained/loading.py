@@ -40,7 +40,6 @@ class Request:
     checkpoint: tuple[int | None, int | None] = (None, None)
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
-    first_n_layers: int | None = None
     tokenizer: Any = None
     padding_side: Any = None
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class Request:
 
 def open_pretrained(model_class: Callable[..., Model], request: Request) -> Model:
     """Open a pretrained model without processing of its weights; see `HookedTransformer.from_pretrained`."""
-    options, dtype = dict(request.options), _dtype(request.dtype)
+    options, dtype = dict(request.options), read_dtype(request.dtype)
     if quantized := sorted({"load_in_8bit", "load_in_4bit", "quantization_config"} & options.keys()):
         raise ValueError(f"{quantized[0]}: quantized weights are not read")
     check_device(request.device, may_be_meta=True)
@@ -59,14 +58,12 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
     name = official_name(request.name)
     index, step = request.checkpoint
     fields = {key: value for key, value in request.fields.items() if value is not None}
-    if request.first_n_layers is not None:
-        fields["n_layers"] = request.first_n_layers
     tokenizer_name: str | None = name
     files = None if request.hf_model is not None else find_lens_files(name, options, index, step)
     if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or request.hf_model is not None):
         raise ValueError(f"{others} are for weights that transformers loads")
     if files is not None:
-        model = _assemble(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
+        model = assemble(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
         tokenizer_name = files.tokenizer_name
     else:
         if (index, step) != (None, None):
@@ -78,10 +75,8 @@ def open_pretrained(model_class: Callable[..., Model], request: Request) -> Mode
             hf_model = _load(name, dtype, options, is_meta=str(request.device) == "meta")
         elif not isinstance(hf_model, transformers.PreTrainedModel):
             raise ArgumentError(f"hf_model must be a model of transformers, got {type(hf_model).__name__}")
-        model = from_transformers(
-            model_class, hf_model, dtype=dtype, first_n_layers=request.first_n_layers, fields=fields,
-            copies=request.hf_model is not None,
-        )  # fmt: skip
+        copies = request.hf_model is not None
+        model = from_transformers(model_class, hf_model, dtype=dtype, fields=fields, copies=copies)
     if request.device is not None:
         model.to(request.device)
     tokenizer = request.tokenizer
@@ -97,7 +92,6 @@ def from_transformers(
     hf_model: Any,
     *,
     dtype: torch.dtype | None = None,
-    first_n_layers: int | None = None,
     fields: Mapping[str, Any] | None = None,
     copies: bool = True,
 ) -> Model:
@@ -113,20 +107,20 @@ def from_transformers(
     kept: torch.dtype = dtype or hf_model.dtype
     if "embedding_scale" in translated:
         translated["embedding_scale"] = embedding_scale(config.hidden_size, kept)
-    n_layers = translated["n_layers"]
-    if first_n_layers is not None and first_n_layers > n_layers:
-        raise ValueError(f"first_n_layers={first_n_layers}, but the model has {n_layers} layers")
-    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": kept, "device": "meta"})
+    n_layers, fields = translated["n_layers"], dict(fields or {})
+    if fields.get("n_layers", 0) > n_layers:
+        raise ValueError(f"first_n_layers={fields['n_layers']}, but the model has {n_layers} layers")
+    cfg = TransformerConfig(**translated | fields | {"dtype": kept, "device": "meta"})
     weights, lacks = hf_model.state_dict(), family.lacks(config)
 
     def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
         converted = convert_weights(family, cfg, weights, outline, n_layers=n_layers, lacks=lacks)
         return {name: weight.clone() for name, weight in converted.items()} if copies else converted
 
-    return _assemble(model_class, cfg, convert, kept)
+    return assemble(model_class, cfg, convert, kept)
 
 
-def _assemble(
+def assemble(
     model_class: Callable[..., Model],
     cfg: TransformerConfig,
     convert: Callable[[TransformerConfig, Mapping[str, Tensor]], dict[str, Tensor]],
@@ -154,9 +148,7 @@ def checkpoint_revision(name: str, index: int | None, step: int | None) -> str:
             raise ValueError(f"checkpoint_index={index}, but {name} has {len(steps)} checkpoints")
         step = steps[index]
     if step not in steps:
-        raise ValueError(
-            f"checkpoint_value={step} is not a checkpoint of {name}: {steps[0]}, {steps[1]} ... {steps[-1]}"
-        )
+        raise ValueError(f"checkpoint_value={step} is not one of {name}: {steps[0]}, {steps[1]} ... {steps[-1]}")
     return form.format(step)
 
 
@@ -169,7 +161,8 @@ def check_float_weights(model: Any) -> None:
         raise ArgumentError(f"{packed[0]} is quantized, and its outputs may depend on the batch: load it in float32")
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def read_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return a dtype, also by its name; ArgumentError for one that no model has."""
     if dtype is not None and dtype not in (*DTYPES, *DTYPES.values()):
         raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     return DTYPES[dtype] if isinstance(dtype, str) else dtype
@@ -184,13 +177,12 @@ def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, i
     config = AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | hub)
     config_fields(config)
     asked: Any = dtype or "auto"
-    if is_meta:
-        with torch.device("meta"):
-            model = files.from_config(config) if files else AutoModelForCausalLM.from_config(config)
-            return model.to(dtype or getattr(config, "dtype", None) or torch.float32)
     if files is not None:
         others = {key: value for key, value in options.items() if key not in HUB_OPTIONS}
-        return files.from_pretrained(name, config=config, dtype=asked, **others)
+        return files.load(config, asked, is_meta=is_meta, **others)
+    if is_meta:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config).to(dtype or config.dtype or torch.float32)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         name, config=config, dtype=asked, output_loading_info=True, **{"trust_remote_code": False} | dict(options)
     )

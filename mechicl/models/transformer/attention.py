@@ -57,7 +57,7 @@ def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
     if cfg.attention == "linear":
         return scores
     if cfg.attention == "leaky_relu":
-        return torch.nn.functional.leaky_relu(scores, cfg.attention_slope)
+        return F.leaky_relu(scores, cfg.attention_slope)
     return ELEMENTWISE[cfg.attention](scores)
 
 
@@ -77,24 +77,17 @@ def rotary_frequencies(
     cfg: TransformerConfig, n_pos: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "pair"], float]:
     """Return the angle by which each pair of dimensions turns from position to position, and a factor on the result."""
-    if cfg.rope_scaling is not None:
-        return _scaled_frequencies(cfg, n_pos, device)
-    exponents = torch.arange(0, cfg.rotary_dim, 2, device=device).to(dtype) / cfg.rotary_dim
-    return 1 / cfg.rotary_base**exponents, 1.0
-
-
-def _scaled_frequencies(cfg: TransformerConfig, n_pos: int, device: torch.device) -> tuple[Tensor, float]:
+    if cfg.rope_scaling is None:
+        exponents = torch.arange(0, cfg.rotary_dim, 2, device=device).to(dtype) / cfg.rotary_dim
+        return 1 / cfg.rotary_base**exponents, 1.0
     from transformers import PretrainedConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    assert cfg.rope_scaling is not None
     parameters = {"rope_theta": cfg.rotary_base, **cfg.rope_scaling}
     parameters["partial_rotary_factor"] = cfg.rotary_dim / cfg.d_head
     sizes: dict[str, Any] = {"hidden_size": cfg.d_model, "head_dim": cfg.d_head, "num_attention_heads": cfg.n_heads}
     sizes |= {"max_position_embeddings": cfg.n_ctx, "rope_parameters": parameters}
-    of_transformers = PretrainedConfig(**sizes)
-    compute = ROPE_INIT_FUNCTIONS[str(parameters["rope_type"])]
-    return compute(of_transformers, device, seq_len=n_pos)
+    return ROPE_INIT_FUNCTIONS[str(parameters["rope_type"])](PretrainedConfig(**sizes), device, seq_len=n_pos)
 
 
 def rotate(
@@ -364,7 +357,9 @@ class Attention(BlockPart):
 
     def weights(self, which: str) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head"] | None]:
         """Return the matrices and the biases of queries ("Q"), or of each group's keys ("K") or values ("V")."""
-        return getattr(self, f"W_{which}"), getattr(self, f"b_{which}") if self.cfg.attn_bias else None
+        cfg = self.cfg
+        shared = "_" if which != "Q" and cfg.n_key_value_heads and not cfg.ungroup_grouped_query_attention else ""
+        return getattr(self, f"{shared}W_{which}"), getattr(self, f"{shared}b_{which}") if cfg.attn_bias else None
 
 
 def _of_each_head(name: str) -> property:
@@ -386,12 +381,6 @@ class GroupedQueryAttention(Attention):
     """
 
     W_K, W_V, b_K, b_V = map(_of_each_head, ("W_K", "W_V", "b_K", "b_V"))
-
-    def weights(self, which: str) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head"] | None]:
-        """Return the matrices and biases of queries ("Q"), or of each group's keys ("K") or values ("V")."""
-        shared = "" if which == "Q" or self.cfg.ungroup_grouped_query_attention else "_"
-        bias = getattr(self, f"{shared}b_{which}") if self.cfg.attn_bias else None
-        return getattr(self, f"{shared}W_{which}"), bias
 
 
 class GradientDescentStep(Attention):

@@ -133,8 +133,7 @@ class TransformerConfig:
         positional_embedding_type: "none", "standard" (learned, added), "rotary" (queries and keys are rotated; Su et
             al. 2021), "alibi" (scores fall linearly with the distance; Press et al. 2022), "shortformer" (learned,
             added to what queries and keys read; Press et al. 2021), "one_hot" or "sinusoidal" (concatenated to the
-            tokens); by default "none" for paired prompts and
-            "standard" for the others.
+            tokens); by default "none" for paired prompts, else "standard".
         d_pos: width of concatenated positions: by default n_ctx for one_hot, 20 for sinusoidal.
         falcon_alibi: ALiBi as in Falcon, over `sqrt(d_head)` and rounded to bfloat16.
         rotary_dim: number of dimensions of a head that are rotated; by default d_head.
@@ -145,8 +144,7 @@ class TransformerConfig:
         rope_scaling: change of the rotary frequencies for longer texts, as transformers has it:
             `{"rope_type": "llama3", "factor": 8.0, ...}`, or "linear", "dynamic", "yarn" or "longrope".
         attn_bias: biases in q, k, v and the output of attention; by default with normalization, and for token ids.
-        read_bias: biases in a linear read-out, and in a linear read-in of points; by default with normalization, and
-            for token ids.
+        read_bias: biases in a linear read-out, and in a linear read-in of points; by default as attn_bias.
         initializer_range: standard deviation of the blocks' initial weights (normal, cut at two deviations); by
             default `0.8 / sqrt(d_model)` for token ids, 0.02 for other softmax models, else
             `sqrt(0.002 / n_layers / d_model)`, the fan-in scaling of von Oswald et al. 2023, A.12. A linear read-in
@@ -155,8 +153,7 @@ class TransformerConfig:
         dtype: "float32", "float64", "bfloat16" or "float16", or torch's; read as torch's, as in TransformerLens.
         device: device of a new model; the model keeps it up to date.
         use_attn_result: compute each head's output `attn.hook_result`, which costs memory; False: no such hook.
-        use_attn_state: compute `attn.hook_state`, the states of recurrent layers after each position; False: no such
-            hook.
+        use_attn_state: compute `attn.hook_state`, recurrent layers' states after each position; False: no such hook.
         use_attn_in: each head reads a copy of the stream, `hook_attn_in` `[batch pos head d_model]`.
         use_split_qkv_input: each head's queries, keys and values read separate copies, `hook_q_input` ...
         ungroup_grouped_query_attention: `hook_k` and `hook_v` have the keys and values of each head, not of each group.

@@ -99,7 +99,9 @@ def take_route(blocks: Sequence[Block], route: str | None) -> None:
 
 def _fills(blocks: Sequence[Block], residual: Tensor) -> bool:
     taken = {block.attn.route for block in blocks}
-    return taken == {"filled"} or (taken == {None} and all(_merges(block, residual) for block in blocks))
+    if taken != {None} or not residual.shape[1]:
+        return taken == {"filled"}
+    return all(min(each, key=each.__getitem__) == "merged" for each in (_costs(b.attn, residual, ALL) for b in blocks))
 
 
 def _padding(blocks: Sequence[Block], residual: Tensor) -> tuple[int, int]:
@@ -109,11 +111,6 @@ def _padding(blocks: Sequence[Block], residual: Tensor) -> tuple[int, int]:
     small = residual.device.type == "cpu" and max(n_keys, d) <= LARGEST_FILLED
     plain = all(isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp for block in blocks)
     return (-d % ROUND, -n_keys % ROUND) if small and plain else (0, 0)
-
-
-def _merges(block: Block, residual: Tensor) -> bool:
-    costs = _costs(block.attn, residual, ALL) if residual.shape[1] else {}
-    return min(costs, key=costs.__getitem__, default="") == "merged"
 
 
 def _only_plain(attn: Attention) -> bool:
@@ -465,9 +462,8 @@ def attention_pattern(
     if cfg.attention == "softmax":
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
         # without a sink or padding, hidden keys are left out or one is visible, so every row sees a key
-        return (
-            attn.softmax(scores) if cfg.sink != "none" or (mask is not None and mask.ndim > 2) else scores.softmax(-1)
-        )
+        padded = mask is not None and mask.ndim > 2
+        return attn.softmax(scores) if cfg.sink != "none" or padded else scores.softmax(-1)
     if mask is None:
         pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)
     else:

@@ -11,12 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_protocol import TransformerLensModelWithWeights
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.threads import holds_models
 from mechicl.models.layered import has_torch_hooks
+from mechicl.models.prompted import on_right
 from mechicl.models.transformer.attention import Attention, Run, soft_cap
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT
@@ -169,10 +171,8 @@ class HookedTransformer(LensPretrained):
                 mask = mask[:, n_before:]
             attention_mask = cache.append_attention_mask(mask.int())
             run = Run(None if attention_mask.all() else attention_mask.bool(), cache, n_before)
-        elif attention_mask is None or attention_mask.all():
-            return None
-        elif self.cfg.keys == "causal" and bool((attention_mask.int().diff(dim=-1) <= 0).all()):
-            return None  # padding on the right, which no token sees
+        elif attention_mask is None or attention_mask.all() or (self.cfg.keys == "causal" and on_right(attention_mask)):
+            return None  # no padding, or none that a token sees
         else:
             run = Run(attention_mask.bool().to(tokens.device))
         if self.cfg.prompt_format != "token_ids" or self._recurrent or self.cfg.momentum:
@@ -182,9 +182,7 @@ class HookedTransformer(LensPretrained):
             )
         n_pos = run.n_before + tokens.shape[1]
         if run.tokens is not None and run.tokens.shape != (len(tokens), n_pos):
-            raise ValueError(
-                f"attention_mask must be [batch pos] = {[len(tokens), n_pos]}, got {list(run.tokens.shape)}"
-            )
+            raise ValueError(f"attention_mask must be {[len(tokens), n_pos]}, got {list(run.tokens.shape)}")
         return run
 
     def _numbers_per_position(self, n_pos: int) -> int:
@@ -244,7 +242,8 @@ class HookedTransformer(LensPretrained):
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         cfg = self.cfg
         # the context sees the query, or a row depends on others
-        if cfg.keys == "full" or cfg.momentum or self._recurrent or not self._shares_queries:
+        plain = cfg.has_plain_scores and cfg.norm_location == "before" and not cfg.parallel_attn_mlp
+        if cfg.keys == "full" or cfg.momentum or self._recurrent or not plain:
             return self._query_streams_one_by_one(prompts, queries, points)
         if cfg.keys == "context" and len(points) > 1:  # points see later ones, so each prefix is a separate context
             prefixes = [
@@ -292,12 +291,6 @@ class HookedTransformer(LensPretrained):
         `attribution_patch` needs them in every block.
         """
         self._request_hooks(use_hook_mlp_in=use_hook_mlp_in)
-
-    @property
-    def _shares_queries(self) -> bool:
-        """True if blocks are plain enough for `queries.py`."""
-        cfg = self.cfg
-        return cfg.has_plain_scores and cfg.norm_location == "before" and not cfg.parallel_attn_mlp
 
     @checked
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
@@ -373,3 +366,7 @@ class HookedTransformer(LensPretrained):
             expected = tuple(self.initial_weights.shape)
             raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
         self.initial_weights.copy_(initial_weights)
+
+
+# From Python 3.12 on, isinstance does not find a protocol's members among a module's submodules, such as `blocks`.
+TransformerLensModelWithWeights.register(HookedTransformer)  # type: ignore[attr-defined]

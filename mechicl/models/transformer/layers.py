@@ -70,10 +70,9 @@ class Block(BlockPart):
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
         self.ln1 = nn.Identity() if cfg.skip_first_norm and first else self._norm()
-        kind = (
-            Recurrence if cfg.attention in RECURRENT else GroupedQueryAttention if cfg.n_key_value_heads else Attention
-        )
-        self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else kind(cfg)
+        plain = GroupedQueryAttention if cfg.n_key_value_heads else Attention
+        plain = Recurrence if cfg.attention in RECURRENT else plain
+        self.attn = (GradientDescentStep if cfg.attention_weights == "gradient_descent" else plain)(cfg)
         self.attn.layer = layer
         norms = ["ln1"]
         if cfg.block_mlp:
@@ -263,10 +262,13 @@ class Unembed(BlockPart):
 
     def forward(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Compute outputs (predictions before they are decoded, or logits) from a normalized stream."""
-        residual = self.hook_in(residual)
-        if self.cfg.read_out == "identity":
-            return self.hook_out(-residual[..., self.cfg.y_slot])
-        return self.hook_out(F.linear(residual, self.W_U.mT, self.b_U if self.cfg.read_bias else None))
+        cfg, residual = self.cfg, self.hook_in(residual)
+        if cfg.read_out == "identity":
+            return self.hook_out(-residual[..., cfg.y_slot])
+        if tied := cfg.tie_word_embeddings and cfg.embedding_scale != 1:
+            residual = residual / cfg.embedding_scale  # the stream is smaller than the vocabulary
+        weights = self.embed.W_E if tied else self.W_U.mT
+        return self.hook_out(F.linear(residual, weights, self.b_U if cfg.read_bias else None))
 
 
 class TiedUnembed(Unembed):
@@ -281,14 +283,6 @@ class TiedUnembed(Unembed):
         """The read-out as a matrix."""
         weights = self.embed.W_E.mT
         return weights if self.cfg.embedding_scale == 1 else weights / self.cfg.embedding_scale
-
-    def forward(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """Compute logits from a normalized stream."""
-        residual = self.hook_in(residual)
-        scale = self.cfg.embedding_scale
-        # the stream is divided, as it is smaller than the vocabulary
-        residual = residual if scale == 1 else residual / scale
-        return self.hook_out(F.linear(residual, self.embed.W_E, self.b_U if self.cfg.read_bias else None))
 
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:

@@ -235,13 +235,9 @@ class LensNames(TextModel):
             ValueError: a step set to True would change the outputs.
         """
         processed = weight_processing.process_weights(
-            self,
-            fold_ln=fold_ln,
-            center_writing_weights=center_writing_weights,
-            center_unembed=center_unembed,
-            fold_value_biases=fold_value_biases,
-            refactor_factored_attn_matrices=refactor_factored_attn_matrices,
-        )
+            self, fold_ln=fold_ln, center_writing_weights=center_writing_weights, center_unembed=center_unembed,
+            fold_value_biases=fold_value_biases, refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        )  # fmt: skip
         if isinstance(self.unembed, TiedUnembed) and not processed.cfg.tie_word_embeddings:
             cast(Any, self.unembed).__class__ = self._kinds["unembed"] = Unembed
         for name, part in processed.named_modules():
@@ -267,13 +263,8 @@ class LensNames(TextModel):
             ValueError: names or shapes are not the model's (also a RuntimeError), or as for `process_weights_`.
         """
         self.load_state_dict(self.state_dict() | current_names(self.cfg, state_dict))
-        self.process_weights_(
-            fold_ln,
-            center_writing_weights,
-            center_unembed,
-            refactor_factored_attn_matrices,
-            fold_value_biases=fold_value_biases,
-        )
+        steps = (fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices)
+        self.process_weights_(*steps, fold_value_biases=fold_value_biases)
 
     @checked(undefined=True)
     def fold_layer_norm(

@@ -53,11 +53,8 @@ class LensPretrained(LensNames):
         Args:
             model_name: name on the Hugging Face hub, TransformerLens' name for it ("gpt2-small", "pythia-160m",
                 "attn-only-2l"), or a folder with config and weights, of transformers or of TransformerLens' own format.
-            fold_ln: move the norms' weights into the weights that read them.
-            center_writing_weights: subtract the mean over d_model from all weights that write to the stream.
-            center_unembed: subtract the mean over the vocabulary from `W_U`: logits change, probabilities do not.
-            refactor_factored_attn_matrices: replace `W_Q`, `W_K` and `W_V`, `W_O` by orthogonal factors of the same
-                products.
+            fold_ln: take this step of `process_weights`; `center_writing_weights`, `center_unembed`,
+                `fold_value_biases` and `refactor_factored_attn_matrices` are the others.
             checkpoint_index: index of a checkpoint of the training (Pythia, Stanford's GPT-2, TransformerLens' own).
             checkpoint_value: step of that checkpoint, if there is no `checkpoint_index`.
             checkpoint_label: another name of `checkpoint_value`.
@@ -67,7 +64,6 @@ class LensPretrained(LensNames):
             n_devices: only 1.
             tokenizer: tokenizer of transformers; by default the one in the folder or repository, if there is one.
             move_to_device: False leaves the model where the weights were loaded.
-            fold_value_biases: move the value biases into the output bias of each layer.
             default_prepend_bos: put the tokenizer's first token (BOS) before texts; by default as in TransformerLens,
                 False for GPT-NeoX, Bloom, Qwen and Phi and True for the others.
             default_padding_side: side on which shorter texts are padded.
@@ -91,17 +87,15 @@ class LensPretrained(LensNames):
             raise ValueError(f"n_devices={n_devices}: the model is on one device; move parts of it with torch")
         if checkpoint_value is not None and checkpoint_label is not None:
             raise ValueError("checkpoint_label is another name of checkpoint_value: give one of them")
-        dtype = from_pretrained_kwargs.pop("torch_dtype", dtype)
         request = Request(
             name=str(model_name),
             hf_model=hf_model,
             checkpoint=(checkpoint_index, checkpoint_label if checkpoint_value is None else checkpoint_value),
             device=device if move_to_device else None,
-            dtype=dtype,
-            first_n_layers=first_n_layers,
+            dtype=from_pretrained_kwargs.pop("torch_dtype", dtype),
             tokenizer=tokenizer,
             padding_side=default_padding_side,
-            fields={"n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
+            fields={"n_layers": first_n_layers, "n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
             options=from_pretrained_kwargs,
         )
         model = open_pretrained(cls, request)

@@ -24,7 +24,7 @@ from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.prompted import PromptedModel, with_batch_axis
 from mechicl.prompts import Prompts
-from mechicl.prompts.tokenizing import own_ids, start_ids
+from mechicl.prompts.tokens import own_ids, start_ids
 
 Text = str | Sequence[str]
 PaddingSide = Literal["left", "right"] | None
@@ -304,17 +304,8 @@ class TextModel(PromptedModel):
     ) -> Iterator[Int[Tensor, "batch pos"]]:
         """Generate tokens as `generate` does, and yield their ids in pieces, the prompt at the start of the first one.
 
-        Args:
-            input: a text, or token ids.
-            max_new_tokens: number of tokens to add, at most.
-            max_tokens_per_yield: a piece ends when it has this number of tokens.
-            stop_at_eos: end at the end-of-sequence token.
-            eos_token_id: that token, or several; by default the tokenizer's.
-            do_sample: draw from the probabilities; False takes the most probable token.
-            use_past_kv_cache: compute keys and values of each position once.
-            prepend_bos: for a text, put the beginning-of-sequence token first.
-            options: `top_k`, `top_p`, `temperature`, `freq_penalty`; `verbose`, `padding_side` and `return_type` are
-                ignored: pieces are ids, as in TransformerLens.
+        A piece ends when it has `max_tokens_per_yield` tokens. The other arguments are those of `generate`, of which
+        `verbose`, `padding_side` and `return_type` are ignored: pieces are ids, as in TransformerLens.
         """
         stops = self._stop_tokens(eos_token_id) if stop_at_eos else torch.empty(0, dtype=torch.long)
         options = {name: options[name] for name in options if name not in ("verbose", "padding_side", "return_type")}

@@ -113,7 +113,7 @@ def refactor_factored_attn_matrices(state: NamedWeights, cfg: TransformerConfig)
     """Replace the factors of `W_Q W_Kᵀ` and `W_V W_O` by orthogonal ones; value biases move to the output bias."""
     from transformer_lens.weight_processing import ProcessWeights  # loads every architecture of transformers: seconds
 
-    zeros = {name: zero for name, zero in _zero_biases(state, cfg).items() if ".attn." in name}
+    zeros = {name: zero for name, zero in zero_biases(state, cfg).items() if ".attn." in name}
     return ProcessWeights.refactor_factored_attn_matrices(zeros | dict(state), cfg)
 
 
@@ -133,16 +133,10 @@ def why_not(model: Any, step: str) -> str | None:
     """Return the reason why a step would change a model's outputs; None if it would not."""
     cfg: TransformerConfig = model.cfg
     gated = cfg.gated_mlp and cfg.block_mlp and cfg.normalization_type == "LN"
-    after_the_norm = (
-        cfg.positional_embedding_type == "shortformer",
-        "positional_embedding_type='shortformer': positions are added after the norm",
-    )
-    after = cfg.norm_location == "after"
-    outputs_only = (after, "norm_location='after': attention and MLP read the stream unchanged")
-    clipped = (cfg.clip_qkv is not None, "clip_qkv: queries, keys and values are clipped with their biases")
-    fixed = [
-        (cfg.attention_weights != "learned", f"attention_weights={cfg.attention_weights!r}: the weights are fixed")
-    ]
+    after_the_norm = (cfg.positional_embedding_type == "shortformer",
+                      "positional_embedding_type='shortformer': positions are added after the norm")  # fmt: skip
+    outputs_only = (cfg.norm_location == "after", "norm_location='after': attention and MLP read the stream unchanged")
+    fixed = (cfg.attention_weights != "learned", f"attention_weights={cfg.attention_weights!r}: the weights are fixed")
     values = [
         (set(cfg.attention.split(",")) != {"softmax"},
          f"attention={cfg.attention!r}: its weights do not sum to 1, so value biases are not a constant"),
@@ -150,14 +144,14 @@ def why_not(model: Any, step: str) -> str | None:
         (cfg.keys == "context", "keys='context': a query without context attends to nothing, and has no value bias"),
         (bool(cfg.momentum) and cfg.momentum_over == "values",
          "momentum_over='values': value biases pile up over positions"),
-        clipped,
-        *fixed,
+        (cfg.clip_qkv is not None, "clip_qkv: queries, keys and values are clipped with their biases"),
+        fixed,
     ]  # fmt: skip
     reasons: dict[str, list[tuple[bool, str]]] = {
         "fold_ln": [
             (gated and any(bool(block.ln2.b.any()) for block in model.blocks),
              "gated_mlp=True: a gated MLP has no biases that could take up those of its layer norm"),
-            after_the_norm, outputs_only, *fixed,
+            after_the_norm, outputs_only, fixed,
         ],
         "center_writing_weights": [
             after_the_norm, outputs_only,
@@ -253,7 +247,7 @@ def process_weights(
         state = STEPS["center_writing_weights"](state, cfg)
     biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
     new = type(model)(_config_after(cfg, steps, biased).replace(device="meta"))
-    state = _zero_biases(state, new.cfg) | state
+    state = zero_biases(state, new.cfg) | state
     shared = {weight.data_ptr() for weight in model.state_dict().values()}
     kept = {name: state[name].clone() if state[name].data_ptr() in shared else state[name] for name in new.state_dict()}
     new.load_state_dict(kept, assign=True)
@@ -282,7 +276,7 @@ def _config_after(cfg: TransformerConfig, steps: list[str], biased: bool) -> Tra
     return cfg.replace(**({name: getattr(cfg, name) for name in filled} | changes))
 
 
-def _zero_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
+def zero_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Zeros for the biases of attention, read-in and read-out, for weights that have none."""
     ends = {"embed.W_E": "embed.b_E", "unembed.W_U": "unembed.b_U"}
     zeros = {bias: state[name].new_zeros(state[name].shape[-1]) for name, bias in ends.items() if name in state}

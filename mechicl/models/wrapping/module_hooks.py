@@ -185,13 +185,9 @@ class HookedParts:
                 continue
             named = Counter(place.component for place in places).most_common(1)[0][1]
             if not calls[name]:
-                raise ValueError(
-                    f"{name!r}, named as {places[0].component!r}, does not run in a pass: name a part that runs"
-                )
+                raise ValueError(f"{name!r}, named as {places[0].component!r}, does not run: name a part that runs")
             if calls[name] != named:
-                raise ValueError(
-                    f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name it for each"
-                )
+                raise ValueError(f"{name!r} runs {calls[name]} times, and is named {named} times: name it for each")
 
     def _hooked(self, place: HookPlace) -> bool:
         return _is_hooked(self._points[place.component, place.layer])
@@ -236,9 +232,7 @@ class HookedParts:
                 attention.see = None
                 if attention.n_calls != 1:
                     problem = f"calls torch's fused attention {attention.n_calls} times in a run, not once"
-                    raise ValueError(
-                        f"{name!r} {problem}: name its softmax as 'scores' and 'pattern' instead of 'fused'"
-                    )
+                    raise ValueError(f"{name!r} {problem}: name its softmax as 'scores' and 'pattern', not 'fused'")
             several: Any = returned if isinstance(returned, tuple) and returned else None
             first: Any = several[0] if several else returned
             given, seen, version = inputs.pop()

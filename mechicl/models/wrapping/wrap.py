@@ -115,18 +115,14 @@ def wrap(
     if isinstance(module, HookedRootModule):
         raise TypeError(f"{type(module).__name__} has TransformerLens' hooks already: use it without wrap()")
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"wrap() takes a torch.nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions"
-        )
+        raise TypeError(f"wrap() takes an nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions")
     reading = encode if isinstance(encode, Reading) else Reading(encode)
     module = _unwrapped(module)
     if layers is not None and isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"{type(module).__name__} is compiled by torch.jit and runs no hooks: wrap the original")
     if reading.call is None and not _takes_one_tensor(module):
         arguments = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
-        raise ValueError(
-            f"{arguments} does not take one tensor: give Reading(encode, call=lambda module, tokens: module(...))"
-        )
+        raise ValueError(f"{arguments} does not take one tensor: give Reading(encode, call=lambda module, x: ...)")
     heads = _read_attention(module, attention)
     declared = {"attention": heads.parts or None, "mlp": mlp, "resid_mid": resid_mid}
     if layers is None and (without := [keyword for keyword, names in declared.items() if names is not None]):

@@ -84,8 +84,7 @@ class WrappedModel(LayeredModel):
     """A module with hook points at its sub-modules, made by `wrap`.
 
     Attributes:
-        module: the module. Its weights, its `state_dict` and its outputs are unchanged; `train`, `eval` and `to` act on
-            it.
+        module: the module. Its weights, `state_dict` and outputs are unchanged; `train`, `eval` and `to` act on it.
         blocks: the hook points, by TransformerLens' names.
         points: positions at which points are predicted; the last one is the query's.
         name: name in tables and pictures.
@@ -263,11 +262,7 @@ class WrappedModel(LayeredModel):
 
     @checked
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
-
-        Args:
-            at: rows of the tensors: the predicted "points", the "query" alone, or all "positions".
-        """
+        """Yield the residual stream before the first layer and then after each, like `PromptedModel.layer_streams`."""
         if not len(self.blocks):
             raise ValueError(f"{self.name} {NO_HOOKS}")
         tokens, streams = self.encode(prompts), {}
@@ -344,9 +339,7 @@ class WrappedModel(LayeredModel):
         tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
             kind = type(tokens).__name__
-            raise TypeError(
-                f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in Reading(call=)"
-            )
+            raise TypeError(f"encode returned {kind}, not a tensor [prompt ...]: return one, split by Reading(call=)")
         if tokens.ndim == 0 or len(tokens) != len(prompts):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
@@ -413,9 +406,7 @@ class WrappedModel(LayeredModel):
         if self._unembed and streams:
             read = self.read_out(streams[0][:, self._positions("query", streams[0].shape[1])])
             if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
-                raise ValueError(
-                    f"unembed={list(self._unembed)} does not make the predictions of {self.name}: name norms too"
-                )
+                raise ValueError(f"unembed={list(self._unembed)} does not predict as {self.name} does: name norms too")
         self._tried = self._version()
 
 
@@ -423,9 +414,7 @@ def refuse_wrapped(models: Any, what: str) -> None:
     """Refuse (TypeError) a wrapped module, or a list with one, for an analysis of `HookedTransformer` weights."""
     for model in models if isinstance(models, list | tuple) else [models]:
         if isinstance(model, WrappedModel):
-            raise TypeError(
-                f"{what} of a HookedTransformer, and {model.name} is a wrapped module: see run_with_cache, patch"
-            )
+            raise TypeError(f"{what} of a HookedTransformer; {model.name} is a wrapped module: see patch")
 
 
 def _prompts_first(output: Any) -> Any:

@@ -24,8 +24,7 @@ def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> ColumnVa
     Returns `model_loss` and the losses of `gd` (gradient descent, one step size), `gd_plus_plus` (a step size and a γ
     for each step) and `gd_plus_plus_shared` (one of each for all steps), `first_order` (any polynomial with one term
     per layer), `newton` (one iteration per layer, α tuned) and `ridge`; `over_first_order`, `over_gd_plus_plus` and
-    `over_newton` are the model's loss divided by theirs. All are mean squared errors of the query; limits are those of
-    `analysis.identify`.
+    `over_newton` are the model's loss over theirs. All are mean squared errors of the query; limits are `identify`'s.
     """
     task = task_of(checkpoint, LinearRegression, "descent_limits")
     model = one_model(checkpoint).double()

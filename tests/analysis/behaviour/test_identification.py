@@ -24,8 +24,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import load_result
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
-from tests.algorithms.reference import precondition, transform
-from tests.constructions.reference import at_query
+from tests.algorithms.reference import at_query, precondition, transform
 
 TASK, DOUBLE = LinearRegression(x_dim=3, n_context=5), LinearRegression(x_dim=3, n_context=8, y_dim=2)
 N = 100

@@ -196,7 +196,7 @@ SIZES: dict[str, Any] = {"x_dim": 4, "n_context": 12}
 @pytest.fixture(scope="module")
 def ranked():
     model = hide(gd_plus_plus(**SIZES, steps=3, step_size=(0.2, 0.5, 1.5), gamma=(0.08, 0.3, 0.5)), seed=1).model
-    return rank_hypotheses(model, FOUR_INPUTS, n_prompts=64, with_likeness=False, progress=False)
+    return rank_hypotheses(model, FOUR_INPUTS, n_prompts=32, with_likeness=False, progress=False)
 
 
 def test_the_algorithm_of_a_hidden_model_comes_first(ranked):

@@ -43,7 +43,7 @@ def test_the_own_hypothesis_holds_and_another_does_not(name: str):
 )
 def test_hypotheses_of_the_layers_algorithm_come_first(name: str):
     known = HIDDEN[f"{name}, hidden"]
-    table = rank_hypotheses(known.model, known.task, n_prompts=32, with_likeness=False, progress=False)
+    table = rank_hypotheses(known.model, known.task, n_prompts=16, with_likeness=False, progress=False)
     frame = table.to_dataframe().set_index("hypothesis")
     # forms of the same algorithm, and one that contains it
     same = {

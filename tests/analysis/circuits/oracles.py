@@ -2,7 +2,7 @@
 
 import torch
 
-from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.opening.sites import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.recurrent import Recurrence
 from tests.models.transformer.recurrent_loop import head_by_loop
 

@@ -17,8 +17,8 @@ from mechicl.analysis.circuits.circuit import PartKind, order_edges
 from mechicl.analysis.circuits.search import between_ends
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import list_edges
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import list_edges
 from mechicl.statistics import interval, load_result
 from tests.analysis.interventions.oracles import inputs, model_of
 

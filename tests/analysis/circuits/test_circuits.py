@@ -14,8 +14,8 @@ from mechicl.analysis.circuits.measures import draw_subsets
 from mechicl.analysis.interventions import Replacement, logit_difference, next_token_loss, squared_error
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import EMBEDDING, list_edges, list_nodes
 from mechicl.tasks import RepeatedTokens
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.oracles import EXACT, hook_name, inputs, model_of, putting, recorded, run

@@ -10,7 +10,7 @@ from mechicl import constructions
 from mechicl.analysis.circuits import Ranked, circuit_curve, find_circuit
 from mechicl.analysis.circuits.curves import FRACTIONS, CircuitCurve
 from mechicl.analysis.interventions import Replacement, next_token_loss, squared_error
-from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
+from mechicl.models.opening.sites import EMBEDDING, Edge, list_edges
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import RepeatedTokens
 from tests.analysis.circuits.oracles import run_edges, write_all

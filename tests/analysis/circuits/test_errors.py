@@ -24,7 +24,7 @@ from mechicl.analysis.circuits import (
 )  # fmt: skip
 from mechicl.analysis.circuits.scores import read_scores
 from mechicl.base.settings import settings
-from mechicl.models.opening.edges import list_edges, list_nodes
+from mechicl.models.opening.sites import list_edges, list_nodes
 from mechicl.prompts import TokenSequences
 from tests.analysis.interventions.oracles import inputs, model_of, no_hook_left
 

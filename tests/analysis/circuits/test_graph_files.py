@@ -7,7 +7,7 @@ import torch
 
 from mechicl.analysis.circuits import EMBEDDING, Edge, Node, read_graph, score_edges, write_graph
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=2, n_context=3)

@@ -13,8 +13,8 @@ from mechicl.analysis.layers import ols_weights, probe
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import list_edges
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression
 from tests.analysis.circuits.oracles import everything, run_edges, write_all, zeros
 from tests.models.transformer.recurrent_loop import head_by_loop, layer_by_loop

@@ -16,7 +16,7 @@ from mechicl.analysis.circuits import EMBEDDING, Edge, Node, find_circuit, score
 from mechicl.constructions import hide, weights_circuit
 from mechicl.interop import from_tracr
 from mechicl.models import HookedTransformerConfig
-from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression
 from tests.analysis.circuits import oracles
 from tests.analysis.circuits.oracles import everything, run_edges, write_all, zeros

@@ -411,3 +411,17 @@ def test_weights_that_are_not_finite_and_seeds_out_of_range_are_refused():
     for seed in (-1, 2**40, 2**63, 2**64):
         with pytest.raises(ValueError, match="seed must be"):
             estimate(lambda m: m.first[0] ** 2, seed=seed)
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_chains_in_parts_are_the_chains_of_one_pass(batch_size: int | None, monkeypatch: pytest.MonkeyPatch):
+    model, prompts = HookedTransformer(CFG, seed=0), TASK.sample(24, seed=0)
+    found = []
+    for stacked in (2**30, 1):
+        monkeypatch.setattr("mechicl.analysis.dynamics.langevin.STACKED_BYTES", stacked)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            options = {"n_chains": 3, "n_draws": 6, "burn_in": 0, "step_size": 0.05, "batch_size": batch_size}
+            found.append(learning_coefficient(model, prompts, parts=["all", "layer 0"], progress=False, **options))
+    torch.testing.assert_close(found[0].coefficients, found[1].coefficients, rtol=1e-3, atol=1e-5)
+    assert found[0].coefficients.abs().mean() > 1e-3

@@ -88,13 +88,10 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "linear": lambda: of_ours(patch, linear(), "z", {"layer": None, "pos": [1, 2], "head": None}),
     "bridge": lambda: of_bridge("z", {"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", {"layer": [1], "head": [0, 3]}, at="positions"),
-    **{
-        f"bridge, {component} by position": lambda component=component: of_bridge(component, n_pos=16, d_vocab=1000)
-        for component in ("mlp_out", "resid_pre")
-    },
+    "bridge, by position": lambda: of_bridge("resid_pre", n_pos=12, d_vocab=400),
     **{
         f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
-        for component in ("mlp_out", "q", "attn_scores")
+        for component in ("mlp_out", "attn_scores")
     },
     "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", {"layer": None, "pos": [2, 3]}),

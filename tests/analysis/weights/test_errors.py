@@ -12,7 +12,6 @@ from mechicl.analysis.weights import (
     WeightProducts,
     linear_attention_optimum,
     one_step_optimum,
-    preconditioned_gd_optimum,
 )
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.analysis.weights.symmetries import align_heads, check_same_shape, lift_heads, rescale_heads
@@ -61,7 +60,6 @@ CASES: list[tuple[Any, str]] = [
     *((lambda task=task: one_step_optimum(task), "task must have independent, noiseless") for task in
       (LinearRegression(noise_std=0.1), LinearRegression(inputs="exponential"),
        LinearRegression(inputs="gaussian", condition_number=10.0))),
-    (lambda: preconditioned_gd_optimum([0.0, 1.0], 5), "eigenvalues"),  # Σ has no inverse
     *((lambda bad=bad: linear_attention_optimum(bad, 5), "eigenvalues")
       for bad in ([0.0, 0.0], [-1.0, 2.0], [math.inf])),
     *((lambda fields=fields: family("gd", 2, 1, 3, 2, **fields), named) for fields, named in (

@@ -17,8 +17,7 @@ from mechicl.analysis.weights.fits import ConstructionFit, match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import iterate, precondition, transform
-from tests.constructions.reference import at_query
+from tests.algorithms.reference import at_query, iterate, precondition, transform
 
 
 # ---- families ----

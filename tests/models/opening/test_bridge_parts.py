@@ -12,7 +12,8 @@ from mechicl.base.settings import settings
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import (
+from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import (
     EMBEDDING,
     Edge,
     Node,
@@ -22,8 +23,6 @@ from mechicl.models.opening.edges import (
     list_nodes,
     list_reached,
 )
-from mechicl.models.opening.parts import record_writes
-from tests.analysis.circuits.bridge_families import describe
 from tests.families import FAMILIES, open_family, putting, token_ids
 from tests.pages import ROOT
 
@@ -264,6 +263,30 @@ def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
             writes[Node(layer, head)] = z[..., rows] @ weight[rows]
         writes[Node(layer)] = seen(plain, f"transformer.h.{layer}.mlp", "out", tokens)
     return writes
+
+
+@torch.no_grad()
+def describe(name: str) -> tuple[str, str, str]:
+    """Return what an MLP reads, keys of heads, and what makes heads interact; or why a family is refused."""
+    bridge, _ = open_family(name)
+    adapter = ModelAdapter(bridge, "positions")
+    tokens, others = token_ids(0, 3), token_ids(1, 3)
+    try:
+        graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
+    except ValueError as error:
+        reasons = {
+            "not the sum": "normalises its stream",
+            "no attention": "layers without attention",
+            "single stack": "two stacks",
+        }
+        (reason,) = (reason for words, reason in reasons.items() if words in str(error))
+        return f"refused: {reason}", "", ""
+    for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
+        out = graph.run(torch.full((len(graph.edges),), kept))
+        assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
+    meeting = "a norm over all heads" if graph.parts.heads_interact else "nothing"
+    mlp = "the stream before its layer" if is_parallel(bridge) else "the stream after its layer's heads"
+    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "one per head", meeting
 
 
 def test_the_table_of_families():

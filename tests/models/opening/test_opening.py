@@ -14,9 +14,9 @@ import mechicl
 from mechicl.analysis.circuits import Edge, Node
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.edits import check_edits, without_user_hooks
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.sites import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import (
@@ -32,13 +32,8 @@ from tests.analysis.interventions.oracles import (
 )
 from tests.families import open_family, token_ids
 from tests.models.modules import NanoGPT
+from tests.models.wrapping.test_wrapped import PARTS
 from tests.strategies import configs, random_model
-
-PARTS: dict[str, Any] = {
-    "layers": "blocks.{}", "mlp": "blocks.{}.mlp", "resid_mid": "blocks.{}.ln2", "unembed": ["ln_f", "head"],
-    "attention": {"out": "blocks.{}.attn", "qkv": "blocks.{}.attn.qkv", "pattern": "blocks.{}.attn.dropout",
-                  "scores": "blocks.{}.attn.softmax", "z": "blocks.{}.attn.proj", "n_heads": 4},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("batch_size", [2, 100])

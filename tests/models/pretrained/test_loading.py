@@ -197,9 +197,7 @@ def test_a_checkpoint_is_asked_of_the_hub(hub, name, which, revision):
 
 
 def test_checkpoints_that_do_not_exist(hub):
-    with pytest.raises(
-        ValueError, match=r"checkpoint_value=3 is not a checkpoint of EleutherAI/pythia-70m: 0, 1 ... 143000"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint_value=3 is not one of EleutherAI/pythia-70m: 0, 1 ... 143000"):
         open_plain("pythia-70m", checkpoint_value=3)
     with pytest.raises(ValueError, match="checkpoint_index=154, but EleutherAI/pythia-70m has 154 checkpoints"):
         checkpoint_revision("EleutherAI/pythia-70m", 154, None)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mechicl.checkpoints import load
 from mechicl.models import HookedTransformer, HookedTransformerConfig, TransformerConfig, process_weights
-from mechicl.models.opening.edges import list_nodes
+from mechicl.models.opening.sites import list_nodes
 from mechicl.models.transformer.weight_processing import STEPS, why_not
 from mechicl.tasks import LinearRegression
 from tests.strategies import configs, random_model, random_prompts, random_tokens

@@ -368,7 +368,7 @@ def test_a_part_that_runs_several_times_is_several_layers(listed):
     stream = block(net.read_in(Paired(3, 1).encode(prompts)))
     stream = stream + block.attn(block.ln1(stream))
     assert_close(zeroed, net.head(block(stream)))
-    with pytest.raises(ValueError, match=r"runs 3 times in a pass, and is named 1 times"):
+    with pytest.raises(ValueError, match=r"runs 3 times, and is named 1 times"):
         mechicl.wrap(net, encode="paired", layers=names[:1]).predict(prompts)
 
 
@@ -545,13 +545,16 @@ def test_the_users_own_layout():
 
 def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
     """With points= it is interleaved in all but name, also if only the query's prediction is returned."""
-    own = mechicl.wrap(
-        net, encode=Reading(interleaved, slice(0, None, 2)), decode=lambda outputs: outputs[:, -1], **PARTS
-    )
+    reading = Reading(interleaved, slice(0, None, 2))
+    own = mechicl.wrap(net, encode=reading, decode=lambda outputs: outputs[:, -1], **PARTS)
     quantities, fitting, held_out = {"OLS weights": ols_weights}, TASK.sample(64, seed=7), TASK.sample(8, seed=1)
     probed, expected = (probe(each, quantities, fitting, held_out, progress=False) for each in (own, model))
     assert_close(probed.squared_errors, expected.squared_errors)
     assert len(expected.best("OLS weights")) == 3
+    for at in ("query", "points"):
+        both = (mechicl.wrap(net, encode=reading, **PARTS), model)
+        errors = [fit_readouts(each, fitting, progress=False).errors(held_out, at=at) for each in both]
+        assert_close(errors[0].squared_errors, errors[1].squared_errors)
     known = {"descent": ResidualDescent(2, step_size=0.1)}
     tests = [
         rank_hypotheses(each, TASK, known, n_prompts=16, with_likeness=False, progress=False) for each in (own, model)
@@ -560,9 +563,7 @@ def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
     unknown = mechicl.wrap(net, encode=interleaved, layers="blocks.{}")
     with pytest.raises(TypeError, match=r"points=slice\(0, None, 2\)"):
         rank_hypotheses(unknown, TASK, known, progress=False)
-    both_ways = mechicl.wrap(
-        seeded(NanoGPT, causal=False), encode=Reading(interleaved, slice(0, None, 2)), layers="blocks.{}"
-    )
+    both_ways = mechicl.wrap(seeded(NanoGPT, causal=False), encode=reading, layers="blocks.{}")
     for each in (unknown, both_ways):
         with pytest.raises(ValueError, match=r"points=\) at which no later point is seen"):
             probe(each, quantities, fitting, held_out, progress=False)

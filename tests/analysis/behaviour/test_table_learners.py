@@ -1,0 +1,75 @@
+"""Families of estimators on tables: the right one is found, by distances of plain fits, without random differences."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsRegressor, NearestCentroid
+from sklearn.svm import SVR
+
+from mechicl.analysis import identify_on_tables
+from mechicl.analysis.behaviour import table_learners
+from mechicl.analysis.behaviour.table_learners import TableFamily
+from mechicl.interop import from_sklearn
+from mechicl.tasks import TableClassification, TableRegression
+
+NUMBERS = TableRegression(x_dim=2, n_context=20, missing=0.2)
+CLASSES = TableClassification(x_dim=2, n_context=20)
+QUIET: dict[str, Any] = {"n_tables": 6, "n_queries": 8, "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "right"),
+    [(Ridge(0.3), "ridge"), (KNeighborsRegressor(4), "nearest neighbours"), (SVR(), "none of these")],
+)
+def test_the_family_of_numbers(estimator: Any, right: str):
+    found = identify_on_tables(from_sklearn(estimator), NUMBERS, families=("ridge", "nearest neighbours"), **QUIET)
+    assert found.answer.name == right
+
+
+@pytest.mark.parametrize(
+    ("estimator", "right"),
+    [(LogisticRegression(C=0.5, max_iter=1000), "logistic regression"), (NearestCentroid(), "nearest centroid")],
+)
+def test_the_family_of_classes(estimator: Any, right: str):
+    learner = from_sklearn(estimator, probabilities=True)
+    found = identify_on_tables(learner, CLASSES, families=("logistic regression", "nearest centroid"), **QUIET)
+    assert found.answer.name == right
+
+
+def test_the_distance_is_that_of_plain_fits():
+    learner = from_sklearn(Ridge(5.0))
+    found = identify_on_tables(learner, NUMBERS, families=("nearest neighbours",), **QUIET, seed=3).matches[0]
+    tables = NUMBERS.replace(missing=0.0, n_queries=8).sample_tables(6, seed=4)
+    chosen, squares, sizes = found.learner.estimator, [], []
+    for xs, ys in zip(tables.xs.double().numpy(), tables.ys[..., 0].double().numpy(), strict=True):
+        ours = Ridge(5.0).fit(xs[:20], ys[:20]).predict(xs[20:])
+        squares.append(np.mean((chosen.fit(xs[:20], ys[:20]).predict(xs[20:]) - ours) ** 2))
+        sizes.append(np.mean((ours - ys[:20].mean()) ** 2))
+    np.testing.assert_allclose(found.squared_distances, squares, rtol=1e-6)
+    np.testing.assert_allclose(found.changed_distances.mean(), np.mean(squares) / np.mean(sizes), rtol=1e-6)
+
+
+def test_runs_of_chance_are_not_a_distance(monkeypatch: pytest.MonkeyPatch):
+    forests = TableFamily("forest", lambda: RandomForestRegressor(5), random=True)
+    fixed = TableFamily("forest of one seed", lambda: RandomForestRegressor(5, random_state=5))
+    monkeypatch.setattr(table_learners, "table_families", lambda classes: [forests, fixed])
+    learner = from_sklearn(RandomForestRegressor(5), seed=9)
+    found = identify_on_tables(learner, NUMBERS, n_tables=10, n_queries=16, progress=False)
+    distances = {match.name: match.changed_distances.mean().item() for match in found.matches}
+    assert distances["forest"] < 0.5 * distances["forest of one seed"]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="families must be some of"):
+        identify_on_tables(from_sklearn(Ridge()), NUMBERS, families=("rigde",))
+
+    class Undefined:
+        def predict(self, prompts: Any) -> torch.Tensor:
+            return prompts.ys[:, -1] * torch.nan
+
+    with pytest.raises(ValueError, match="finite numbers"):
+        identify_on_tables(Undefined(), NUMBERS, **QUIET)
