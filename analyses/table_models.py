@@ -81,14 +81,14 @@ def _loss_rows(name: str, n_tables: int) -> tuple[list[Row], go.Figure]:
         tables = task.replace(n_context=n, varied=False).sample_tables(n_tables, seed=SEED + n)
         ours = torch.stack([losses(model.predict_tables(tables), tables) for model in checkpoint.models])
         curves.setdefault("the model", []).append(crossed_interval(ours))
-        rows.append(Row(f"{name}, {n} rows: loss", None, curves["the model"][-1], "prompts"))
+        rows.append(Row(f"{name}, {n} rows: loss", None, curves["the model"][-1], "seeds"))
         for rival, learner in rivals(classes).items():
             predicted = learner.predict(tables.prompts()).unflatten(0, (n_tables, -1))
             theirs = losses(predicted, tables)
             curves.setdefault(rival, []).append(interval(theirs))
             gain = crossed_interval(theirs - ours)
             note = "ahead" if gain.low > 0 else "behind" if gain.high < 0 else "not distinguished"
-            rows.append(Row(f"{name}, {n} rows: loss of {rival} minus the model's", None, gain, "prompts", note))
+            rows.append(Row(f"{name}, {n} rows: loss of {rival} minus the model's", None, gain, "seeds", note))
     picture = interval_lines("", "rows with labels", "loss", ROWS, curves, log_x=True)
     return rows, picture
 

@@ -187,12 +187,12 @@ class _Compared:
 def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> FamilyMatch:
     from scipy.optimize import minimize
 
-    def distance(numbers: Sequence[float], choice: tuple[Any, ...]) -> float:
+    def distance(numbers: Any, choice: tuple[Any, ...]) -> float:
         predicted = fitting.runs(family.make(*choice, *numbers), 1)[0]
         return (fitting.by_table(predicted - fitting.predicted).mean() / fitting.size.mean()).item()
 
     def searched(start: tuple[float, ...], choice: tuple[Any, ...]) -> tuple[float, tuple[float, ...], tuple[Any, ...]]:
-        options = {"maxfev": TRIES * len(start), "xatol": 1e-4, "fatol": 0}
+        options: Any = {"maxfev": TRIES * len(start), "xatol": 1e-4, "fatol": 0}
         found = minimize(distance, start, (choice,), method="Nelder-Mead", options=options)
         return found.fun, tuple(found.x), choice
 

@@ -21,6 +21,13 @@ CLASSES = TableClassification(x_dim=2, n_context=20)
 QUIET: dict[str, Any] = {"n_tables": 6, "n_queries": 8, "progress": False}
 
 
+@pytest.fixture(autouse=True)
+def few_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit hyperparameters to fewer tables, which is quicker."""
+    monkeypatch.setattr(table_learners, "N_FITTED", 3)
+    monkeypatch.setattr(table_learners, "TRIES", 15)
+
+
 @pytest.mark.parametrize(
     ("estimator", "right"),
     [(Ridge(0.3), "ridge"), (KNeighborsRegressor(4), "nearest neighbours"), (SVR(), "none of these")],
