@@ -30,10 +30,11 @@ from mechicl.tasks import TableClassification, TableRegression
 
 NUMBERS = TableRegression(x_dim=3, n_context=32)
 CLASSES = TableClassification(x_dim=3, n_context=32)
+LITTLE: Any = 0.4  # for the stubs, a penalty is an int
 LISTED: dict[str, tuple[Any, Any]] = {  # the right family: a task and an estimator of other settings than the searches'
     "ridge": (NUMBERS, linear_model.Ridge(0.7)),
     "lasso": (NUMBERS, linear_model.Lasso(0.05)),
-    "kernel ridge": (NUMBERS, kernel_ridge.KernelRidge(kernel="rbf", gamma=0.3, alpha=0.4)),
+    "kernel ridge": (NUMBERS, kernel_ridge.KernelRidge(kernel="rbf", gamma=0.3, alpha=LITTLE)),
     "Gaussian process with fitted lengths": (NUMBERS, gaussian_process.GaussianProcessRegressor(
         Matern(nu=1.5) + WhiteKernel())),
     "nearest neighbours": (NUMBERS, make_pipeline(StandardScaler(), neighbors.KNeighborsRegressor(4))),
@@ -43,7 +44,8 @@ LISTED: dict[str, tuple[Any, Any]] = {  # the right family: a task and an estima
     "logistic regression": (CLASSES, linear_model.LogisticRegression(C=0.5, max_iter=1000)),
     "nearest centroid": (CLASSES, neighbors.NearestCentroid()),
 }  # fmt: skip
-UNLISTED: dict[str, tuple[Any, Any]] = {
+UNLITTLE: Any = 0.4  # for the stubs, a penalty is an int
+LISTED: dict[str, tuple[Any, Any]] = {
     "support vectors": (NUMBERS, svm.SVR()),
     "a network": (NUMBERS, neural_network.MLPRegressor(max_iter=300)),
     "extremely random trees": (NUMBERS, ensemble.ExtraTreesRegressor()),

@@ -61,8 +61,8 @@ def properties(learner: Any, prompts: Prompts, classes: bool) -> Iterator[tuple[
     def predicted(xs: Tensor, ys: Tensor = ys) -> Tensor:
         return query_predictions(learner, Prompts(xs, ys))
 
-    order = torch.randperm(prompts.n_context, generator=generator)
-    yield "order of rows", violation(query_predictions(learner, prompts.permuted(order)), -plain)
+    rows = [*torch.randperm(prompts.n_context, generator=generator).tolist(), prompts.n_context]  # the query is last
+    yield "order of rows", violation(predicted(xs[:, rows], ys[:, rows]), -plain)
     yield "order of columns", violation(predicted(xs[..., torch.randperm(n_columns, generator=generator)]), -plain)
     yield "units of columns", violation(predicted(xs * (1 + torch.arange(n_columns)) - 3), -plain)
     yield "monotone transformation of columns", violation(predicted(xs + xs * xs.abs()), -plain)

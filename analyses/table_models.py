@@ -23,6 +23,7 @@ from mechicl.models import TableTransformer
 from mechicl.prompts import Prompts, Tables
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import crossed_interval, interval
+from mechicl.tasks import TableClassification
 from mechicl.viz.elements import interval_lines
 
 SEED = 2_000_003
@@ -33,7 +34,8 @@ PENALTIES = tuple(10.0**power for power in range(-2, 4))
 def rivals(classes: bool) -> dict[str, Any]:
     """The estimators: linear ones with a penalty chosen by cross-validation, others with scikit-learn's defaults."""
     if classes:
-        linear: Any = LogisticRegressionCV(Cs=5, cv=2, max_iter=200, use_legacy_attributes=False, l1_ratios=(0.0,))
+        settings: Any = {"use_legacy_attributes": False, "l1_ratios": (0.0,)}
+        linear: Any = LogisticRegressionCV(Cs=5, cv=2, max_iter=200, **settings)
         estimators = {"logistic regression": linear, "5 nearest neighbours": KNeighborsClassifier()}
         estimators["random forest"] = RandomForestClassifier()
     else:
@@ -75,7 +77,7 @@ def compare(args: Any) -> Comparison:
 def _loss_rows(name: str, n_tables: int) -> tuple[list[Row], go.Figure]:
     checkpoint = load_checkpoint(name)
     task: Any = checkpoint.task
-    classes = checkpoint.best.cfg.predicts == "classes"
+    classes = isinstance(task, TableClassification)
     rows, curves = [], {}
     for n in ROWS:
         tables = task.replace(n_context=n, varied=False).sample_tables(n_tables, seed=SEED + n)
@@ -98,9 +100,9 @@ def _loss_rows(name: str, n_tables: int) -> tuple[list[Row], go.Figure]:
 
 def _part_rows(name: str, n_prompts: int) -> list[Row]:
     checkpoint = load_checkpoint(name)
-    model = checkpoint.best
+    model: Any = checkpoint.best
     with random_weights():
-        untrained = load_checkpoint(name).models[0]
+        untrained: Any = load_checkpoint(name).models[0]
     task: Any = checkpoint.task
     prompts = task.replace(n_context=50, missing=0.0).sample(n_prompts, seed=SEED)
     rows = _ablations(name, model, prompts) + _patched_labels(name, model, prompts)

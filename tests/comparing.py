@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
+from transformer_lens import ActivationCache
 
 
 def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -29,7 +30,7 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from parts(each, f"{path}[{i}]")
     elif isinstance(value, pd.DataFrame):
         yield path, value.to_csv()
-    elif hasattr(value, "cache_dict"):
+    elif isinstance(value, ActivationCache):
         yield from parts(value.cache_dict, path)
     elif isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | torch.dtype | torch.device | None):
         yield path, value

@@ -24,6 +24,7 @@ from mechicl.prompts import At, Prompts, Tables, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import QuickGenerator
+from mechicl.tasks.tables import RandomTables
 from mechicl.training.config import TrainingConfig
 
 Data = TypeVar("Data")  # a step's batch, or the random numbers that it is made of
@@ -162,17 +163,19 @@ def batches_ahead(sample: Callable[[int], Data], first_step: int, end: int) -> G
 
 def sample_examples(task: AnyTask, model: PromptedModel, n: int, **source: Any) -> Any:
     """Sample what a model is trained on: prompts, token sequences, or tables with many rows to predict."""
-    of_tables = isinstance(model, TableTransformer) and hasattr(task, "sample_tables")
-    return task.sample_tables(n, **source) if of_tables else task.sample(n, **source)
+    if isinstance(model, TableTransformer) and isinstance(task, RandomTables):
+        return task.sample_tables(n, **source)
+    return task.sample(n, **source)
 
 
 def examples(model: PromptedModel, prompts: Prompts | Tables | TokenSequences, at: At) -> tuple[Tensor, Tensor]:
     """A model's inputs `[prompt pos ...]` and targets: `[prompt row y]`, or ids `[prompt row]`."""
-    if isinstance(model, TableTransformer):
+    if isinstance(model, TableTransformer) and not isinstance(prompts, TokenSequences):
         targets = prompts.targets if isinstance(prompts, Tables) else prompts.ys[:, -1:]
         return model.encode(prompts), targets.argmax(-1) if model.cfg.predicts == "classes" else targets
     if isinstance(prompts, TokenSequences):
         return prompts.read, prompts.targets()
+    assert isinstance(prompts, Prompts)  # only models of tables are trained on tables
     return model.encode(prompts), prompts.ys if at == "points" else prompts.ys[:, -1:]
 
 

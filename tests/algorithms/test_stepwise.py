@@ -45,8 +45,9 @@ def test_predictions_are_those_of_the_algorithms(prompts):
     ones = torch.ones(x_dim, x_dim, dtype=torch.float64)
     matrix: dict[str, Any] = {"preconditioner": 0.1 * torch.eye(x_dim) + 0.05 * ones.triu(1)}
     rates: dict[str, Any] = {"step_size": (0.05, 0.04, 0.1), "gamma": (0.03, 0.02, 0.0)}
-    lms, recursive = {"step_size": 0.5, "offset": 0.2}, {"penalty": 0.5, "discount": 0.9}
-    forgetting = {"step_size": 0.1, "discount": 0.8}
+    lms: dict[str, Any] = {"step_size": 0.5, "offset": 0.2}
+    recursive: dict[str, Any] = {"penalty": 0.5, "discount": 0.9}
+    forgetting: dict[str, Any] = {"step_size": 0.1, "discount": 0.8}
     pairs: list[tuple[StepwiseAlgorithm, Trajectory]] = [
         (ResidualDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),
         (QueryDescent(3, step_size=0.05), algorithms.gradient_descent(prompts, 3, step_size=0.05)),

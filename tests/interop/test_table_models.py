@@ -39,7 +39,7 @@ class TabularModel(nn.Module):
     def __init__(self, width: int = 8, n_layers: int = 2):
         super().__init__()
         self.encoder, self.y_encoder = nn.Linear(1, width), nn.Linear(2, width)
-        self.transformer_encoder = nn.Module()
+        self.transformer_encoder: Any = nn.Module()
         self.transformer_encoder.layers = nn.ModuleList(Layer(width) for _ in range(n_layers))
         self.decoder = nn.Linear(width, 1)
 
@@ -100,7 +100,7 @@ def test_the_estimator_and_the_opened_module_predict_the_same():
 
 
 def test_cells_of_the_opened_module_are_patched():
-    estimator = TabularRegressor()
+    estimator: Any = TabularRegressor()
     model = opened(estimator)
     swept = analysis.patch(model, PROMPTS, OTHERS, "cell_post", {"layer": [0], "pos": [2, 6], "column": [0, 3]})
     layer = estimator.model_.transformer_encoder.layers[0]
@@ -126,6 +126,8 @@ def test_cells_of_the_opened_module_are_patched():
 
             assert swept.predictions is not None
             torch.testing.assert_close(swept.predictions[0, i, j], run(OTHERS, change)[0], rtol=0, atol=1e-12)
+    assert swept.predictions is not None
+    assert swept.unpatched is not None
     assert (swept.predictions[0, 1, 1] - swept.unpatched).abs().max() > 1e-6
 
 

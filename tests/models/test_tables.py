@@ -149,7 +149,7 @@ CLEAN = TASK.sample(5, seed=1, dtype=torch.float64)
 CORRUPTED = Prompts(CLEAN.xs, CLEAN.ys.roll(1, 0))
 
 
-def patched_by_hand(name: str, index: tuple[object, ...], model: TableTransformer = MODEL) -> Tensor:
+def patched_by_hand(name: str, index: tuple[Any, ...], model: TableTransformer = MODEL) -> Tensor:
     """The prediction of the corrupted prompts with part of an activation from the clean ones, from a whole run."""
     with torch.no_grad():
         _, cache = model.run_with_cache(model.encode(CLEAN))
@@ -190,12 +190,12 @@ def test_ablation_of_each_head_is_a_whole_run_without_it():
     for layer in range(2):
         for head in range(2):
 
-            def without(activation: Tensor, hook: object, head: int = head) -> Tensor:
+            def without(activation: Tensor, hook: Any, head: int = head) -> Tensor:
                 kept = torch.ones(2, 1, dtype=activation.dtype)
                 kept[head] = 0
                 return activation * kept
 
-            hooks = [(f"blocks.{layer}.row_attn.hook_z", without)]
+            hooks: Any = [(f"blocks.{layer}.row_attn.hook_z", without)]
             expected = MODEL.run_with_hooks(MODEL.encode(CLEAN), fwd_hooks=hooks)[:, -1]
             assert swept.predictions is not None
             torch.testing.assert_close(swept.predictions[layer, head], expected, rtol=0, atol=1e-12)
@@ -258,7 +258,7 @@ def test_a_saved_model_is_the_same(tmp_path):
 def test_training_learns_from_all_rows_to_predict(name: str, tmp_path):
     preset = PRESETS[name]
     small = preset.model.replace(n_layers=1, d_model=16, x_dim=2, n_context=12)
-    task = preset.task.replace(x_dim=2, n_context=12, n_queries=8)
+    task: Any = preset.task.replace(x_dim=2, n_context=12, n_queries=8)
     config: TrainingConfig = preset.replace(
         model=small, task=task, steps=40, batch_size=16, warmup_steps=5, eval_every=20, eval_prompts=50, save_every=20
     )

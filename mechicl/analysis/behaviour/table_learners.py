@@ -185,7 +185,9 @@ class _Compared:
 
 
 def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> FamilyMatch:
-    from scipy.optimize import minimize
+    from scipy import optimize
+
+    minimize: Any = optimize.minimize
 
     def distance(numbers: Any, choice: tuple[Any, ...]) -> float:
         predicted = fitting.runs(family.make(*choice, *numbers), 1)[0]

@@ -51,7 +51,8 @@ def test_the_distance_is_that_of_plain_fits():
     learner = from_sklearn(Ridge(5.0))
     found = identify_on_tables(learner, NUMBERS, families=("nearest neighbours",), **QUIET, seed=3).matches[0]
     tables = NUMBERS.replace(missing=0.0, n_queries=8).sample_tables(6, seed=4)
-    chosen, squares, sizes = found.learner.estimator, [], []
+    learner: Any = found.learner
+    chosen, squares, sizes = learner.estimator, [], []
     for xs, ys in zip(tables.xs.double().numpy(), tables.ys[..., 0].double().numpy(), strict=True):
         ours = Ridge(5.0).fit(xs[:20], ys[:20]).predict(xs[20:])
         squares.append(np.mean((chosen.fit(xs[:20], ys[:20]).predict(xs[20:]) - ours) ** 2))

@@ -31,7 +31,7 @@ PROMPTS = TASK.sample(3, seed=0, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def hf_model() -> LlamaForCausalLM:
+def hf_model() -> Any:
     return make_model("llama")
 
 
