@@ -10,7 +10,7 @@ from mechicl.checkpoints import Checkpoint, Study, load_checkpoint
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.learners import Learners
-from mechicl.models import PromptedModel
+from mechicl.models import PromptedModel, TableTransformer
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.copying import Copying
 from mechicl.reports.descent import Descent
@@ -76,8 +76,8 @@ def report(
         CheckpointError: an unknown or damaged checkpoint, no task, or no model of that seed.
         OSError: nothing can be written to `path`. If the disk is full later, the message names what was kept and where.
         TypeError: a model that does not predict.
-        ValueError: an unknown section (the message lists the sections), or an argument that has no meaning for the
-            report on a language model.
+        ValueError: an unknown section (the message lists the sections), an argument that has no meaning for the
+            report on a language model, or a model of tables.
 
     Example:
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
@@ -115,6 +115,9 @@ def report(
 def _kind(opened: Study) -> type[Kind]:
     cfg: Any = getattr(opened.model, "cfg", None)
     ours, task = isinstance(opened.model, PromptedModel), opened.task
+    if isinstance(opened.model, TableTransformer):
+        raise ValueError(f"there is no report on models of tables such as {opened.name!r}: take identify_on_tables, patch "
+                         "and ablate of mechicl.analysis, as docs/how-to/tables.md does")  # fmt: skip
     if ours and isinstance(task, TopicClassification):
         return Texts
     if ours and isinstance(task, RepeatedTokens | MarkovChains):
