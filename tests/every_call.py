@@ -89,6 +89,7 @@ def world() -> SimpleNamespace:
     config._attn_implementation = "eager"
     bridge = build_bridge_from_module(LlamaForCausalLM(config).eval(), "LlamaForCausalLM", hf_config=config)
     w.language = interop.LanguageModel("tiny", bridge.eval(), w.tokenizer)
+    w.mamba, _ = families.open_family("Mamba-2")
     draw: dict[str, Any] = {"n_shots": 2, "n_prompts": 4}
     w.words = text.word_prompts(w.tokenizer, "antonyms", **draw)
     w.shuffled_words = text.word_prompts(w.tokenizer, "antonyms", labels="shuffled", **draw)
@@ -460,7 +461,7 @@ CALLS: dict[str, Call] = {
     "text.text_shots": lambda w: text.text_shots(text.topic_tokenizer(), w.texts.demonstrations, w.texts.queries),
     "text.load_texts": lambda w: text.load_texts("farm", "train", n_texts=5),
     "interop.from_sklearn": lambda w: interop.from_sklearn(Ridge()).predict(w.prompts),
-    "interop.open_states": lambda w: interop.open_states(families.open_family("Mamba-2")[0]),
+    "interop.open_states": lambda w: interop.open_states(w.mamba),
     "interop.to_transformer_lens": lambda w: interop.to_transformer_lens(w.plain),
     "interop.from_transformer_lens": lambda w: interop.from_transformer_lens(*interop.to_transformer_lens(w.plain)),
     "checkpoints.load": lambda w: checkpoints.load("lsa-1l"),

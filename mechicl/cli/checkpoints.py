@@ -74,6 +74,10 @@ def _summary(folder: Path) -> str:
     try:
         if cfg.get("architecture") == "lstm":
             layers = _count(cfg["n_layers"], "LSTM layer")
+        elif cfg.get("architecture") == "table":
+            layers = (
+                f"{_count(cfg['n_layers'], 'layer')} between columns and rows, {_count(cfg['n_heads'], 'head')} each"
+            )
         else:
             layers = f"{_count(cfg['n_layers'], 'layer')}, {_count(cfg['n_heads'], cfg['attention'] + ' head')}"
         return f"{layers}, width {cfg['d_model']}, {_training(cfg, record)}"

@@ -314,7 +314,9 @@ def predictions_at(
     with calling_learner(learner, prompts, name):
         predicted = getattr(learner, method)(prompts)
         if not isinstance(predicted, Tensor) or not predicted.is_floating_point() or predicted.shape != targets.shape:
-            raise TypeError(f"{method}() must return floats {list(targets.shape)}, got {described(predicted)}")
+            raise TypeError(
+                f"{method}() must return a tensor of floats {list(targets.shape)}, got {described(predicted)}"
+            )
     return predicted[:, None] if at == "query" else predicted
 
 

@@ -117,7 +117,7 @@ class PromptedModel(LayeredModel):
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if isinstance(input, Prompts):
-            read = self._encoded(input)
+            read = self.encode(input)
         else:
             read, padding = self._read_texts(input, prepend_bos, padding_side)
             attention_mask = padding if attention_mask is None else attention_mask
@@ -197,9 +197,6 @@ class PromptedModel(LayeredModel):
     @checked
     def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
         """Encode prompts as the model's input tokens, on its device and in its dtype."""
-        return self._encoded(prompts)
-
-    def _encoded(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
         cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             prompts_dims = f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"

@@ -59,7 +59,8 @@ class Tables:
             >>> Tables.from_arrays(np.zeros((50, 3)), np.zeros(50), np.ones((10, 3))).n_queries
             10
         """
-        xs, ys, queries = (torch.from_numpy(np.array(part, dtype=np.float64)) for part in (xs, ys, queries))
+        parts = (part if isinstance(part, Tensor) else np.array(part, dtype=np.float64) for part in (xs, ys, queries))
+        xs, ys, queries = (torch.as_tensor(part, dtype=torch.float64) for part in parts)
         ys = ys[:, None] if ys.ndim == 1 else ys
         labels = torch.cat([ys, ys.new_zeros(len(queries), ys.shape[1])])
         return cls(torch.cat([xs, queries])[None], labels[None], len(xs))

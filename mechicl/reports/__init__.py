@@ -116,8 +116,8 @@ def _kind(opened: Study) -> type[Kind]:
     cfg: Any = getattr(opened.model, "cfg", None)
     ours, task = isinstance(opened.model, PromptedModel), opened.task
     if isinstance(opened.model, TableTransformer):
-        raise ValueError(f"there is no report on models of tables such as {opened.name!r}: take identify_on_tables, patch "
-                         "and ablate of mechicl.analysis, as docs/how-to/tables.md does")  # fmt: skip
+        raise ValueError(f"there is no report on models of tables such as {opened.name!r}: take identify_on_tables, "
+                         "patch and ablate of mechicl.analysis, as docs/how-to/tables.md does")  # fmt: skip
     if ours and isinstance(task, TopicClassification):
         return Texts
     if ours and isinstance(task, RepeatedTokens | MarkovChains):

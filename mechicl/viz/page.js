@@ -33,12 +33,12 @@ function panelsOf(layout) { // in reading order
 
 function labels(data, panel, letter) { // texts at the ticks of an axis of names
   const axis = panel[letter];
-  if (axis.ticktext) return axis.ticktext.map(plain);
+  if (axis.ticktext) return axis.ticktext;
   const own = data.filter((trace) => (trace.xaxis ?? "x") === panel.name);
-  return own.flatMap((trace) => [...(trace[letter] ?? [])]).filter((value) => typeof value === "string").map(plain);
+  return own.flatMap((trace) => [...(trace[letter] ?? [])]).filter((value) => typeof value === "string");
 }
 
-const longest = (texts) => Math.max(0, ...texts.map((text) => text.length)) * LETTER;
+const longest = (texts) => Math.max(0, ...texts.map((text) => plain(text).length)) * LETTER;
 
 function fitted(figure, room, first) {
   const width = Math.max(room, figure.layout.meta?.least ?? 0); // pixels that a drawing needs: it scrolls

@@ -48,7 +48,7 @@ NET = nn.Linear(2, 1)  # float32
 FAULTS = {
     "wrong dtype": (lambda prompts: NET(prompts.query.xs), "RuntimeError.*(dtype|Float)"),
     "missing attribute": (lambda prompts: prompts.inputs, "AttributeError"),
-    "None": (lambda prompts: None, "must return floats .*got None"),
+    "None": (lambda prompts: None, "must return a tensor of floats .*got None"),
     "array": (lambda prompts: np.zeros((len(prompts), 1)), "tensor of floats.*got an array of float64"),
     "ints": (lambda prompts: torch.zeros(len(prompts), 1, dtype=torch.int64), "floats.*got a tensor of int64"),
     "shape": (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mechicl.analysis import ablate, patch
 from mechicl.checkpoints import load, save
-from mechicl.models import TableConfig, TableTransformer, build, config_from_dict
+from mechicl.models import TableConfig, TableTransformer, TransformerConfig, build, config_from_dict
 from mechicl.prompts import Prompts, Tables
 from mechicl.reports import report
 from mechicl.tasks import LinearRegression, TableClassification, TableRegression
@@ -279,3 +279,11 @@ def test_training_learns_from_all_rows_to_predict(name: str, tmp_path):
 def test_a_report_is_refused_with_what_to_take(tmp_path):
     with pytest.raises(ValueError, match="no report on models of tables such as 'TableTransformer': take identify_on"):
         report(MODEL, TableRegression(x_dim=3), tmp_path)
+
+
+@pytest.mark.parametrize("component", ["cell_pre", "row_z", "col_pattern"])
+def test_other_models_have_no_parts_of_tables(component: str):
+    task = LinearRegression(x_dim=2, n_context=3)
+    model = build(TransformerConfig(x_dim=2, n_context=3, n_layers=1, n_heads=2, d_model=8, attention="softmax"))
+    with pytest.raises(ValueError, match="the model has no hook"):
+        patch(model, task.sample(2, seed=0), task.sample(2, seed=1), component, progress=False)

@@ -349,7 +349,7 @@ def test_cells_record_their_device_and_those_of_another_are_kept_with_a_warning(
     table = (tmp_path / RESULTS).read_bytes()
     assert [read_devices(tmp_path / "cells" / cell.name) for cell in sweep().cells] == [["cuda, H200"]] * 4
     monkeypatch.undo()
-    with pytest.warns(UserWarning, match=r"4 on cuda, H200; this is cpu, .* differ in the last digits"):
+    with pytest.warns(UserWarning, match=r"4 on cuda, H200; this is cpu, .* last digits may differ"):
         run(tmp_path)
     assert (tmp_path / RESULTS).read_bytes() == table
 

@@ -99,7 +99,7 @@ def test_all_layers_are_drawn_or_the_chosen_ones_with_one_script():
 def test_a_notebook_gets_the_script_once(monkeypatch: pytest.MonkeyPatch):
     displayed: list = []
     monkeypatch.setattr(export, "_shown", set())
-    monkeypatch.setattr(export, "display", displayed.append)
+    monkeypatch.setattr("IPython.display.display", displayed.append)
     picture = attention_html(torch.eye(2)[None], ["a", "b"])
     assert picture._repr_html_().count(LIBRARY) == 1
     init_notebook()

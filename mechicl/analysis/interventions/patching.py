@@ -75,6 +75,8 @@ def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes 
         check_hook(adapter.model, hook_name(component, layer))
     name = hook_name(component, layers[0])
     shape = adapter.record(tokens[:1], [name], 1)[name].shape[1:]
+    if "column" in known and len(shape) < len(known) - component.endswith(("scores", "pattern")):
+        raise ValueError(f"the model has no hook for {component!r}: it is a component of models of tables")
     sizes = {"layer": adapter.n_layers, **dict(zip(axes_of(component), shape, strict=False))}  # features come last
     grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes))
     check_edits(adapter, tokens, grid.hook_names)

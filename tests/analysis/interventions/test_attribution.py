@@ -186,6 +186,7 @@ REFUSED = {  # what is refused because the model ignores it
     "GPT": {"resid_post"},
 }
 RECURRENT = {"gate", "step", "state"}
+OF_TABLES = {component for component in COMPONENTS if component.startswith(("col_", "row_", "cell_"))}
 ABSENT = {
     "T5": set(COMPONENTS),
     "Mamba": set(COMPONENTS) - {"resid_pre", "resid_post"},
@@ -204,7 +205,7 @@ def test_each_component_is_right_or_refused(family):
         if component in REFUSED.get(family, ()):
             assert agreement.refusal is not None
             assert "ignores edits" in agreement.refusal or "does not fire" in agreement.refusal
-        elif component in RECURRENT | ABSENT.get(family, {"resid_mid"} if family in PARALLEL else set()):
+        elif component in RECURRENT | OF_TABLES | ABSENT.get(family, {"resid_mid"} if family in PARALLEL else set()):
             assert "the model has no hook" in (agreement.refusal or "")
         else:
             assert agreement.refusal is None, component
