@@ -1,4 +1,4 @@
-"""Three modules of plain torch, opened with what one page of the documentation says: numbers and true sentences."""
+"""Three modules of plain torch, opened as the page on any model does: numbers and true sentences."""
 
 import re
 from typing import Any
