@@ -104,7 +104,7 @@ def test_one_installation_and_one_command_write_a_report(version: str, wheel: Pa
     assert installed.returncode == 0, installed.stderr
     where = call(programs / "python", "-c", "import mechicl; print(mechicl.__file__)").stdout.strip()
     assert Path(where).is_relative_to(tmp_path)
-    reported = call(programs / "mechicl", "report", "lsa-1l", "--out", "report", "--quick")
+    reported = call(programs / "mechicl", "report", "lsa-1l", "--out", "report")
     assert reported.returncode == 0, reported.stderr
     assert "lsa-1l" in (tmp_path / "report/report.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "report/report.json").read_text(encoding="utf-8"))
