@@ -46,8 +46,9 @@ def attribute(
     replaces, exact where m is affine in the activation; `correlate_effects` compares it with patching. Source: Nanda
     2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
 
+    The arguments that are not listed are those of `patch`.
+
     Args:
-        model, clean, corrupted, component, axes, at: as for `patch`.
         direction: "denoising" moves the corrupted run's activations to the clean ones, "noising" the other way.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, with a gradient; or several by name.
             By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all

@@ -66,8 +66,9 @@ def patch_and_test(
     permutations. The corrected p-values bound the probability of any false positive among all cells: they compare each
     cell with the largest effect of each permutation, in units of its cell's standard deviation (Westfall & Young 1993).
 
+    The arguments that are not listed are those of `patch`; metrics are of the query's predictions.
+
     Args:
-        model, corrupted, component, axes, metrics: as for `patch`; metrics are of the query's predictions.
         clean: the prompts whose activations are patched in, at least 4.
         n_permutations: number of random permutations; the smallest p-value is 1 / (n_permutations + 1).
 

@@ -48,8 +48,8 @@ def patch_paths(
         model: a mechicl model in eval mode, or one of TransformerLens' protocol whose layers write `z @ W_O` and read
             the norm of the stream, as GPT-2's do; without clipping or norms after the heads, and for "k" and "v"
             without shared keys and values.
-        clean, corrupted, direction, metrics, at: as for `patch`.
-        receiver: the input of B that is patched: its queries "q", keys "k" or values "v".
+        receiver: the input of B that is patched: its queries "q", keys "k" or values "v". The other arguments are those
+            of `patch`.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric
