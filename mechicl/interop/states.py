@@ -7,9 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
-from transformer_lens.model_bridge.generalized_components.gated_delta_net import GatedDeltaNetBridge
-from transformer_lens.model_bridge.generalized_components.ssm2_mixer import SSM2MixerBridge
-from transformer_lens.model_bridge.generalized_components.ssm_mixer import SSMMixerBridge
 
 from mechicl.base.arguments import checked
 from mechicl.models.layered import has_torch_hooks
@@ -51,7 +48,7 @@ def open_states(bridge: nn.Module) -> list[int]:
     layers = []
     for layer, block in enumerate(model.blocks):
         for mixer in block.children():
-            if isinstance(mixer, tuple(_CARRIED)) and _keeps_state(mixer):
+            if _kind(mixer):
                 layers.append(layer)
                 if "hook_state" not in dict(mixer.named_children()):
                     _open(mixer)
@@ -63,17 +60,19 @@ def open_states(bridge: nn.Module) -> list[int]:
     return layers
 
 
-def _keeps_state(mixer: nn.Module) -> bool:
-    """False for the empty mixers that hybrid models have in their layers of attention."""
-    return isinstance(mixer, GatedDeltaNetBridge) or hasattr(mixer, "conv1d")
+def _kind(mixer: nn.Module) -> str:
+    """The name of a layer's kind in `_CARRIED`, or "": TransformerLens' bridges are not imported for those without."""
+    names = [kind.__name__ for kind in type(mixer).__mro__ if kind.__name__ in _CARRIED]
+    empty = not hasattr(mixer, "conv1d") and "GatedDeltaNetBridge" not in names  # hybrids have such where they attend
+    return "" if empty or not names else names[0]
 
 
 def _open(mixer: Any) -> None:
     """Add `hook_state` to a layer; its effects follow from the states of the scan."""
     mixer.eager_scan = True
     mixer.add_module("hook_state", HookPoint().train(mixer.training))
-    names, make_carry = next(carried for kind, carried in _CARRIED.items() if isinstance(mixer, kind))
-    by_head = not isinstance(mixer, SSMMixerBridge)  # [batch pos head ...]; Mamba has [batch channel pos d_state]
+    names, make_carry = _CARRIED[_kind(mixer)]
+    by_head = _kind(mixer) != "SSMMixerBridge"  # [batch pos head ...]; Mamba has [batch channel pos d_state]
     seen: dict[str, Tensor] = {}
     handles: list[Any] = []
 
@@ -141,9 +140,9 @@ def _carry_delta_net(mixer: Any, seen: dict[str, Tensor]) -> Carry:
     return carry
 
 
-_CARRIED: dict[type, tuple[tuple[str, ...], Callable[[Any, dict[str, Tensor]], Carry]]] = {
-    GatedDeltaNetBridge: (("hook_k", "hook_log_decay", "hook_beta"), _carry_delta_net),
-    SSM2MixerBridge: (("in_proj.hook_out",), _carry_mamba2),
-    SSMMixerBridge: (("dt_proj.hook_out",), _carry_mamba),
+_CARRIED: dict[str, tuple[tuple[str, ...], Callable[[Any, dict[str, Tensor]], Carry]]] = {
+    "GatedDeltaNetBridge": (("hook_k", "hook_log_decay", "hook_beta"), _carry_delta_net),
+    "SSM2MixerBridge": (("in_proj.hook_out",), _carry_mamba2),
+    "SSMMixerBridge": (("dt_proj.hook_out",), _carry_mamba),
 }
 """By kind of layer: the hooks that decide the recurrence, and the function that makes it from their activations."""

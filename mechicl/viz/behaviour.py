@@ -280,6 +280,6 @@ def verdict_figure(
 def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:
     """Draw bars side by side for each name: the first kind of values in the model's colour, the second in grey."""
     fig = draw.figure(title, "", unit)
-    for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
+    for (kind, heights), color in zip(values.items(), (draw.PALETTE[4], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
     return fig.update_xaxes(type="category").update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
