@@ -19,7 +19,7 @@ from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
-from mechicl.models.opening.sites import Site, axes_of, check_hook, hook_name, nearest_name
+from mechicl.models.opening.sites import Site, axes_of, check_hook, has_axes_of, hook_name, nearest_name
 from mechicl.prompts import At, Prompts
 
 Axes = Sequence[str] | Mapping[str, Sequence[int] | int | None]
@@ -74,10 +74,13 @@ def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes 
     for layer in layers:
         check_hook(adapter.model, hook_name(component, layer))
     name = hook_name(component, layers[0])
-    shape = adapter.record(tokens[:1], [name], 1)[name].shape[1:]
-    if "column" in known and len(shape) < len(known) - component.endswith(("scores", "pattern")):
+    recorded = adapter.record(tokens[:1], [name], 1)[name].shape
+    if not has_axes_of(component, recorded):
         raise ValueError(f"the model has no hook for {component!r}: it is a component of models of tables")
-    sizes = {"layer": adapter.n_layers, **dict(zip(axes_of(component), shape, strict=False))}  # features come last
+    sizes = {
+        "layer": adapter.n_layers,
+        **dict(zip(axes_of(component), recorded[1:], strict=False)),
+    }  # features come last
     grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes))
     check_edits(adapter, tokens, grid.hook_names)
     return grid

@@ -18,7 +18,7 @@ from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
 from mechicl.base.threads import holding, holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
-from mechicl.models.opening.sites import AXES, BY_KEY, Site, axes_of
+from mechicl.models.opening.sites import AXES, BY_KEY, Site, axes_of, has_axes_of
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Result
 
@@ -199,7 +199,7 @@ class PatchingSession:
         for component in AXES:
             names = (Site(component, layer).hook_name for layer in range(self.n_layers))
             shape = next((self._clean_run[1][name].shape for name in names if name in self._clean_run[1]), None)
-            if shape is not None:
+            if shape is not None and has_axes_of(component, shape):
                 axes = axes_of(component)
                 heads[component] = shape[1 + axes.index("head")] if "head" in axes else None
         return heads

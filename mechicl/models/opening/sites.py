@@ -1,7 +1,7 @@
 """Places in a model: `Site`, part of an activation; `Node` and `Edge`, parts that read and write the stream."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,12 @@ def axes_of(component: str) -> tuple[str, ...]:
     if component not in AXES:
         raise ValueError(f"component {component!r} is not one of {tuple(AXES)}{nearest_name(component, AXES)}")
     return AXES[component]
+
+
+def has_axes_of(component: str, shape: Sequence[int]) -> bool:
+    """False for a component of tables if the activation `[prompt ...]` of its hook has no axis for columns."""
+    axes = axes_of(component)
+    return "column" not in axes or len(shape) > len(axes) + (not component.endswith(("scores", "pattern")))
 
 
 def check_hook(model: Any, name: str) -> None:
