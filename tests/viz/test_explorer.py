@@ -441,7 +441,12 @@ def test_the_keyboard_is_enough(opened):
         keys.press(key)
     expect(page.locator(".chip")).to_have_count(3)
     words = ["layer 0, pos 0 to 1", "layer 1, pos 0 to 1", "layer 1, pos 8"]
-    assert patches(page) == [f"resid_post of {each}" for each in words]
+    expected = [f"resid_post of {each}" for each in words]
+    for _ in range(100):  # neighbours are joined when all of them are there
+        if patches(page) == expected:
+            break
+        page.wait_for_timeout(50)
+    assert patches(page) == expected
     expect(cell(page, 1, 1)).to_be_focused()
     keys.press("Control+z")
     expect(page.locator(".chip")).to_have_count(1)
