@@ -180,7 +180,9 @@ def test_a_construction_passes_and_its_controls_do_not():
     assert named["moved by: context frozen from 1 layer on"].ends[1] == pytest.approx(0.0, abs=1e-9)
     words = interventions_as_text(rows)
     assert "No intervention contradicts GD++, 2 steps, parameters for each" in words
-    assert f"explains {rows[0].measured.mean:.0%} of" in words
+    explained = rows[0].measured
+    assert isinstance(explained, Interval)
+    assert f"explains {explained.mean:.0%} of" in words
     assert sections[0].title == "Does it run the algorithm?"
     assert data["tests"][0]["hypotheses"][0]["hypothesis"] == "GD++, 2 steps, parameters for each"
     assert interventions_as_text([]) == ""
