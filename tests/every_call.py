@@ -267,6 +267,11 @@ CALLS: dict[str, Call] = {
     "analysis.identify_on_tokens": lambda w: analysis.identify_on_tokens(
         w.token_learner, w.chains, n_prompts=8, **QUIET
     ),
+    "analysis.fingerprint_on_tables": lambda w: (
+        analysis.fingerprint_on_tables(
+            interop.from_sklearn(Ridge()), tasks.TableRegression(x_dim=2, n_context=8), n_tables=3, **QUIET
+        ).influence
+    ),
     "analysis.identify_on_tables": lambda w: (
         analysis.identify_on_tables(
             interop.from_sklearn(Ridge()),
@@ -549,7 +554,8 @@ REASONS = {
         "FineTuning Site Edge GraphFile Node WeightProducts CausalModel EMBEDDING INTERVENTIONS METHODS "
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
         "TrainingConfig TrainingResult Sweep LSTMConfig TableConfig TransformerConfig HookedTransformerConfig "
-        "Interleaved Fingerprint Ranked Sampler Paired Prompts Shots Tables TokenSequences Trajectory Circuit "
+        "Interleaved Fingerprint TableFingerprint Ranked Sampler Paired Prompts Shots Tables TokenSequences "
+        "Trajectory Circuit OwnTable "
         "Identification AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "

@@ -21,9 +21,11 @@ from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.own import Own
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row
+from mechicl.reports.tables import OfTables
 from mechicl.reports.texts import Texts
 from mechicl.reports.tokens import Tokens
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
+from mechicl.tasks.tables import TableTask
 from mechicl.tasks.topics import TopicClassification
 
 __all__ = ["Comparison", "Row", "Section", "published", "report"]
@@ -77,7 +79,7 @@ def report(
         OSError: nothing can be written to `path`. If the disk is full later, the message names what was kept and where.
         TypeError: a model that does not predict.
         ValueError: an unknown section (the message lists the sections), an argument that has no meaning for the
-            report on a language model, or a model of tables.
+            report on a language model, or a model of tables on a task of another kind.
 
     Example:
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
@@ -115,9 +117,11 @@ def report(
 def _kind(opened: Study) -> type[Kind]:
     cfg: Any = getattr(opened.model, "cfg", None)
     ours, task = isinstance(opened.model, PromptedModel), opened.task
+    if isinstance(task, TableTask):
+        return OfTables
     if isinstance(opened.model, TableTransformer):
-        raise ValueError(f"there is no report on models of tables such as {opened.name!r}: take identify_on_tables, "
-                         "patch and ablate of mechicl.analysis, as docs/how-to/tables.md does")  # fmt: skip
+        raise ValueError(f"{opened.name!r} is a model of tables: task must be TableRegression, TableClassification or "
+                         f"OwnTable, got {type(task).__name__}")  # fmt: skip
     if ours and isinstance(task, TopicClassification):
         return Texts
     if ours and isinstance(task, RepeatedTokens | MarkovChains):

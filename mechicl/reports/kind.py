@@ -20,7 +20,7 @@ from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Study
 from mechicl.checkpoints.study import Models
 from mechicl.learners import AlgorithmLearner, squared_errors
-from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.models import HookedTransformer, PromptedModel, TableTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.causes import causes, no_causes, slow_causes
@@ -245,6 +245,9 @@ def _model_as_text(model: Any) -> str:
         mlps = f" and MLPs of width {model.cfg.d_mlp}" if model.cfg.d_mlp else ""
         layers = f"{count(model.cfg.n_layers, 'layer')}{repeated}"
         return f"a transformer with {layers}, each with {heads}{mlps}, and width {model.cfg.d_model}"
+    if isinstance(model, TableTransformer):
+        layers, heads = count(model.cfg.n_layers, "layer"), count(model.cfg.n_heads, "head")
+        return f"a transformer of tables with {layers}, each with {heads}, and width {model.cfg.d_model}"
     if isinstance(model, PromptedModel):
         return f"an LSTM with {count(model.cfg.n_layers, 'layer')} and width {model.cfg.d_model}"
     return ""

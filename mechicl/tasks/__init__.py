@@ -22,6 +22,7 @@ from mechicl.tasks.function_classes import (
 )
 from mechicl.tasks.gaussian_clusters import GaussianClusters
 from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.own_tables import OwnTable
 from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_dict
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, TokenDistribution
@@ -30,9 +31,10 @@ from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChai
 from mechicl.tasks.topics import TopicClassification
 
 __all__ = [
-    "AnyTask", "AssociativeRecall", "BallsAndUrns", "Conjunctions", "DecisionTrees", "DriftingRegression", "FixedTasks",
-    "GaussianClusters", "GraphTracing", "LinearRegression", "LogisticRegression", "MarkovChains", "MixedRegression",
-    "Parities", "PromptDistribution", "QuadraticRegression", "RandomTensors", "ReluNetworks", "RepeatedTokens",
-    "SineRegression", "SparseLinearRegression", "TableClassification", "TableRegression", "Task", "TaskPool",
-    "TokenDistribution", "TopicClassification", "register", "task_from_dict", "task_to_dict",
+    "AnyTask", "AssociativeRecall", "BallsAndUrns", "Conjunctions", "DecisionTrees", "DriftingRegression",
+    "FixedTasks", "GaussianClusters", "GraphTracing", "LinearRegression", "LogisticRegression", "MarkovChains",
+    "MixedRegression", "OwnTable", "Parities", "PromptDistribution", "QuadraticRegression", "RandomTensors",
+    "ReluNetworks", "RepeatedTokens", "SineRegression", "SparseLinearRegression", "TableClassification",
+    "TableRegression", "Task", "TaskPool", "TokenDistribution", "TopicClassification", "register", "task_from_dict",
+    "task_to_dict",
 ]  # fmt: skip

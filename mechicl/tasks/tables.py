@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,52 @@ rows that only the scale of the labels is taken from."""
 FUNCTIONS = ("linear", "additive", "network", "trees")
 
 
+class TableTask(PromptDistribution):
+    """Base of the tasks of tables: frozen dataclasses that draw `Tables` in `_draw`, and prompts of one query each.
+
+    Attributes:
+        has_classes: labels have a column for each class; else they are numbers.
+    """
+
+    has_classes: bool = False
+
+    @checked
+    def sample_tables(
+        self,
+        n_tables: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tables:
+        """Draw tables with `n_queries` rows to predict each; arguments are those of `sample`.
+
+        Example:
+            >>> TableRegression(n_queries=20, missing=0.1).sample_tables(3, seed=0)
+            Tables(n_tables=3, n_context=50, n_queries=20, x_dim=4, y_dim=1, dtype=torch.float32, device='cpu')
+        """
+        random = RandomTensors(sampling_generator(n_tables, seed, generator, device))
+        return self._sized(random)._draw(n_tables, random)
+
+    @abstractmethod
+    def whole(self, n_queries: int) -> "TableTask":
+        """Return the task with all its columns and rows and no missing cells, and with n rows to predict."""
+
+    def _sized(self, random: RandomTensors) -> "TableTask":
+        """Draw the sizes of a batch, where they vary."""
+        return self
+
+    @abstractmethod
+    def _draw(self, n: int, random: RandomTensors) -> Tables: ...
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        one: Any = self.replace(n_queries=1)
+        return one._draw(n_prompts, random).prompts()
+
+
 @dataclass(frozen=True, repr=False)
-class RandomTables(PromptDistribution):
-    """Base of the tasks of tables: cells, and the values of a random function of each row.
+class RandomTables(TableTask):
+    """Base of the tasks of tables of random functions: cells, and the values of one function of each row.
 
     Attributes:
         x_dim: number of columns; with `varied` the most.
@@ -43,36 +87,22 @@ class RandomTables(PromptDistribution):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @checked
-    def sample_tables(
-        self,
-        n_tables: int,
-        *,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tables:
-        """Draw tables of independent functions with `n_queries` rows to predict each; arguments are those of `sample`.
+    def whole(self, n_queries: int) -> "RandomTables":
+        """Return the task with all its columns and rows and no missing cells, and with n rows to predict."""
+        return self.replace(varied=False, missing=0.0, n_queries=n_queries)
 
-        Example:
-            >>> TableRegression(n_queries=20, missing=0.1).sample_tables(3, seed=0)
-            Tables(n_tables=3, n_context=50, n_queries=20, x_dim=4, y_dim=1, dtype=torch.float32, device='cpu')
-        """
-        random = RandomTensors(sampling_generator(n_tables, seed, generator, device))
-        n_columns, n_context = self.x_dim, self.n_context
-        if self.varied:
-            n_columns = int(random.integers(1, self.x_dim + 1, 1))
-            longest = self.n_context / FEWEST_ROWS
-            n_context = round(FEWEST_ROWS * longest ** float(random.uniform(1))) if longest > 1 else n_context
-        return self._draw(n_tables, n_context, self.n_queries, n_columns, random)
+    def _sized(self, random: RandomTensors) -> "RandomTables":
+        if not self.varied:
+            return self
+        n_columns, longest = int(random.integers(1, self.x_dim + 1, 1)), self.n_context / FEWEST_ROWS
+        n_rows = round(FEWEST_ROWS * longest ** float(random.uniform(1))) if longest > 1 else self.n_context
+        return self.replace(x_dim=n_columns, n_context=n_rows, varied=False)
 
-    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
-        return self._draw(n_prompts, self.n_context, 1, self.x_dim, random).prompts()
-
-    def _draw(self, n: int, n_context: int, n_queries: int, n_columns: int, random: RandomTensors) -> Tables:
+    def _draw(self, n: int, random: RandomTensors) -> Tables:
         # Scales and quantiles come from the context and rows that are then dropped, never from the rows to predict:
         # otherwise the labels of the context would determine theirs.
-        n_shown = n_context + n_queries
+        n_context, n_columns = self.n_context, self.x_dim
+        n_shown = n_context + self.n_queries
         read, shown = _columns(n, n_shown + UNSEEN, n_columns, random)
         used = random.uniform(n, n_columns) < self.relevant
         used |= random.uniform(n, n_columns).argsort(-1) == 0  # a random one of them
@@ -133,6 +163,7 @@ class TableClassification(RandomTables):
     """
 
     n_classes: Count = 3
+    has_classes = True
 
     @property
     def y_dim(self) -> int:

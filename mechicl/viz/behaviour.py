@@ -11,10 +11,11 @@ import torch
 from mechicl.algorithms.card import is_for_scale
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.fingerprints import NEARLY, Fingerprint
+from mechicl.analysis.behaviour.fingerprints import NEARLY, Fingerprint, Violations
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
+from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.base.arguments import checked
@@ -63,20 +64,9 @@ def fingerprint_figure(result: Fingerprint) -> go.Figure:
     The shaded part has violations of at most 1%; those below 1e-16 are drawn there. Without a filter, the right panel
     has the influence of each point of the context by its age.
     """
-    names = list(result.violations)
-    intervals = [result.violation(name) for name in names]
-    shown = [max(each.mean, 1e-16) for each in intervals]
     right = "Measured filter λ f(λ)" if result.eigenvalues.numel() else "Influence of a point by its age"
     fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
-    colors = [draw.PALETTE[0] if value <= NEARLY else draw.PALETTE[1] for value in shown]
-    hover = [str(each) for each in intervals]
-    fig.add_scatter(
-        x=shown, y=names, mode="markers", marker={"size": 11, "color": colors}, showlegend=False, customdata=hover,
-        hovertemplate="%{y}: %{customdata}<extra></extra>", **draw.panel(0, 2),
-    )  # fmt: skip
-    fig.add_vrect(x0=1e-17, x1=NEARLY, fillcolor="#eef2f6", line_width=0, layer="below", **draw.panel(0, 2))
-    fig.update_xaxes(type="log", title_text="squared difference / squared prediction", **draw.panel(0, 2))
-    fig.update_yaxes(automargin=True, autorange="reversed", **draw.panel(0, 2))
+    _add_violations(fig, result)
     place = draw.panel(1, 2)
     if result.eigenvalues.numel():
         look = {"size": 4, "color": draw.PALETTE[0], "opacity": 0.35}
@@ -93,6 +83,37 @@ def fingerprint_figure(result: Fingerprint) -> go.Figure:
         draw.add_intervals(fig, ages, means, "influence", draw.PALETTE[0], showlegend=False, place=place)
         fig.update_xaxes(title_text="points ago", **place)
     return draw.tick_log_axes(fig)
+
+
+def table_fingerprint_figure(result: TableFingerprint) -> go.Figure:
+    """Draw how far a learner of tables violates each property (left), and the influence of labels by distance (right).
+
+    The shaded part has violations of at most 1%; those below 1e-16 are drawn there.
+    """
+    right = "Influence of a row's label"
+    fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
+    _add_violations(fig, result)
+    place, quarters = draw.panel(1, 2), range(len(result.influence))
+    means = [interval(row) for row in result.influence]
+    draw.add_intervals(fig, list(quarters), means, "influence", draw.PALETTE[0], showlegend=False, place=place)
+    names = ["nearest", *("" for _ in quarters[2:]), "farthest"]
+    fig.update_xaxes(title_text="quarter of rows by distance", tickvals=list(quarters), ticktext=names, **place)
+    return draw.tick_log_axes(fig)
+
+
+def _add_violations(fig: go.Figure, result: Violations) -> None:
+    """Draw violations in the first of two panels."""
+    place, names = draw.panel(0, 2), list(result.violations)
+    intervals = [result.violation(name) for name in names]
+    shown = [max(each.mean, 1e-16) for each in intervals]
+    colors = [draw.PALETTE[0] if value <= NEARLY else draw.PALETTE[1] for value in shown]
+    fig.add_scatter(
+        x=shown, y=names, mode="markers", marker={"size": 11, "color": colors}, showlegend=False,
+        customdata=[str(each) for each in intervals], hovertemplate="%{y}: %{customdata}<extra></extra>", **place,
+    )  # fmt: skip
+    fig.add_vrect(x0=1e-17, x1=NEARLY, fillcolor="#eef2f6", line_width=0, layer="below", **place)
+    fig.update_xaxes(type="log", title_text="squared difference / squared prediction", **place)
+    fig.update_yaxes(automargin=True, autorange="reversed", **place)
 
 
 @checked
@@ -235,11 +256,12 @@ def verdict_figure(
     *,
     untrained: float | None = None,
     near: float | None = None,
+    zero: str = "predicting 0",
 ) -> go.Figure:
     """Draw the share of a model's squared predictions that the nearest algorithms leave unexplained.
 
     `match` is the algorithm that is named, `rivals` those tied with it, `untrained` the least share of an untrained
-    network, and `near` the share up to which a model is called alike.
+    network, `near` the share up to which a model is called alike, and `zero` the learner with a share of 1.
     """
     fig = draw.figure("Left unexplained by the nearest algorithms", "share of the model's squared predictions")
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
@@ -257,7 +279,7 @@ def verdict_figure(
             marker={"color": draw.COLORS[kind], "size": 10 if kind == "named" else 8},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )  # fmt: skip
-    marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
+    marks = {zero: 1.0} | ({} if near is None else {"called alike": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
     for i, (name, value) in enumerate(marks.items()):

@@ -9,6 +9,7 @@ from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.fingerprints import Fingerprint
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
+from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch
 from mechicl.analysis.circuits import Circuit, EdgeScores
@@ -123,6 +124,7 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     Interchange: causes.interchange_heatmap,
     SubspaceSearch: causes.subspace_curves,
     Fingerprint: behaviour.fingerprint_figure,
+    TableFingerprint: behaviour.table_fingerprint_figure,
     Identification: behaviour.identified_families,
     Match: behaviour.match_heatmap,
     ProbeResult: behaviour.probe_heatmap,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.fingerprints import Fingerprint
+from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.base.arguments import NonNegative, Positive, checked
 from mechicl.learners import Learner
 from mechicl.statistics import Interval, Result, interval, ratio_interval
@@ -140,7 +141,7 @@ class Identification(Result):
     squared_predictions: Float[Tensor, "prompt"]
     squared_errors: Float[Tensor, "prompt"]
     eigenvalues: Float[Tensor, "x prompt"]
-    fingerprint: Fingerprint | None = None
+    fingerprint: Fingerprint | TableFingerprint | None = None
     changes: dict[str, float] = field(default_factory=dict)
     not_fitted: dict[str, str] = field(default_factory=dict)
     note: str = ""

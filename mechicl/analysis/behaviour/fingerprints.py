@@ -33,39 +33,17 @@ OUTLIER = 30.0  # the change of one target, in units of the targets' root mean s
 
 
 @dataclass(frozen=True, eq=False)
-class Fingerprint(Result):
-    """Properties of a learner: how far it violates each, and how a point of the context acts; see `fingerprint`.
+class Violations(Result):
+    """How far a learner violates properties: equalities of predictions on changed prompts.
 
     Attributes:
         violations: for each property, squared differences `[prompt]` between predictions that are equal if it holds,
             averaged over the target's dimensions. `violation(name)` divides by `squared_predictions`.
         squared_predictions: the learner's squared predictions on the task's own prompts, `[prompt]`.
-        eigenvalues: eigenvalues λ of the contexts' `S = XᵀX`, `[direction prompt]`; empty where targets are classes.
-        responses: what the learner predicts along these eigenvectors if the targets are those of a unit weight along
-            them: the filter λ f(λ), 1 for least squares, `[direction prompt]`.
-        influence: squared change of the prediction by a change of one point's target, `[point prompt]`, relative to the
-            size of that change; the last point is the nearest in time.
-        distances: distance of each point from the query, `[point prompt]`.
-        robustness: how much less a large change of one target moves the prediction than a small one, in proportion,
-            `[prompt]`: 1 for a linear learner, 0 where one point's influence is bounded.
-        noise_response: squared change of the prediction by noise on all targets, relative to the noise's mean square,
-            `[prompt]`; NaN where targets are classes.
-        clustering: how near the weights that a prompt's predictions imply are to those of the most similar other one,
-            `[prompt]`: squared distances relative to the mean of Gaussian weights of the same covariance; about 1 for a
-            learner of any task, 0 for one that chooses from a set of tasks; NaN where targets are classes.
-        not_tested: properties that have no meaning on this task, with the reason.
     """
 
     violations: dict[str, Float[Tensor, "prompt"]]
     squared_predictions: Float[Tensor, "prompt"]
-    eigenvalues: Float[Tensor, "direction prompt"]
-    responses: Float[Tensor, "direction prompt"]
-    influence: Float[Tensor, "point prompt"]
-    distances: Float[Tensor, "point prompt"]
-    robustness: Float[Tensor, "prompt"]
-    noise_response: Float[Tensor, "prompt"]
-    clustering: Float[Tensor, "prompt"]
-    not_tested: dict[str, str] = field(default_factory=dict)
 
     @checked
     def violation(self, name: str, level: float = 0.95) -> Interval:
@@ -97,6 +75,48 @@ class Fingerprint(Result):
     def violated(self) -> list[str]:
         """The properties that do not hold."""
         return [name for name, how in self.standing.items() if how == "violated"]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row per property: its relative squared violation with a 95% interval, and whether it holds."""
+        rows = []
+        for name in self.violations:
+            value = self.violation(name)
+            rows.append({
+                "property": name, "violation": value.mean, "low": value.low, "high": value.high,
+                "holds": self.standing[name],
+            })  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint(Violations):
+    """Properties of a learner: how far it violates each, and how a point of the context acts; see `fingerprint`.
+
+    Attributes:
+        eigenvalues: eigenvalues λ of the contexts' `S = XᵀX`, `[direction prompt]`; empty where targets are classes.
+        responses: what the learner predicts along these eigenvectors if the targets are those of a unit weight along
+            them: the filter λ f(λ), 1 for least squares, `[direction prompt]`.
+        influence: squared change of the prediction by a change of one point's target, `[point prompt]`, relative to the
+            size of that change; the last point is the nearest in time.
+        distances: distance of each point from the query, `[point prompt]`.
+        robustness: how much less a large change of one target moves the prediction than a small one, in proportion,
+            `[prompt]`: 1 for a linear learner, 0 where one point's influence is bounded.
+        noise_response: squared change of the prediction by noise on all targets, relative to the noise's mean square,
+            `[prompt]`; NaN where targets are classes.
+        clustering: how near the weights that a prompt's predictions imply are to those of the most similar other one,
+            `[prompt]`: squared distances relative to the mean of Gaussian weights of the same covariance; about 1 for a
+            learner of any task, 0 for one that chooses from a set of tasks; NaN where targets are classes.
+        not_tested: properties that have no meaning on this task, with the reason.
+    """
+
+    eigenvalues: Float[Tensor, "direction prompt"]
+    responses: Float[Tensor, "direction prompt"]
+    influence: Float[Tensor, "point prompt"]
+    distances: Float[Tensor, "point prompt"]
+    robustness: Float[Tensor, "prompt"]
+    noise_response: Float[Tensor, "prompt"]
+    clustering: Float[Tensor, "prompt"]
+    not_tested: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_filter(self) -> bool:
@@ -137,17 +157,6 @@ class Fingerprint(Result):
         if near:
             parts.append(f"not exact: {', '.join(f'{name} ({self.violation(name).mean:.1g})' for name in near)}")
         return "; ".join(filter(None, parts))
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row per property: its relative squared violation with a 95% interval, and whether it holds."""
-        rows = []
-        for name in self.violations:
-            value = self.violation(name)
-            rows.append({
-                "property": name, "violation": value.mean, "low": value.low, "high": value.high,
-                "holds": self.standing[name],
-            })  # fmt: skip
-        return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
         rows = self.to_dataframe().to_dict("records")

@@ -1,6 +1,7 @@
 """Which learner of tables is it? Families of scikit-learn's estimators fitted to a learner's predictions."""
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
+from mechicl.analysis.behaviour.table_fingerprints import fingerprint_on_tables
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.base.settings import settings
@@ -18,7 +20,7 @@ from mechicl.interop import from_sklearn
 from mechicl.learners import Learner
 from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts, Tables
-from mechicl.tasks import TableClassification, TableRegression
+from mechicl.tasks.tables import TableTask
 
 N_FITTED, N_RUNS, TRIES, SEARCHED = 8, 4, 25, 2
 """Tables that hyperparameters are fitted to, runs of random estimators that are averaged, tries of a search for each
@@ -105,7 +107,7 @@ def table_families(classes: bool) -> list[TableFamily]:
 @checked
 def identify_on_tables(
     learner: Learner,
-    task: TableRegression | TableClassification,
+    task: TableTask,
     *,
     n_tables: Annotated[int, at_least(2)] = 24,
     n_queries: Count = 16,
@@ -122,19 +124,20 @@ def identify_on_tables(
 
     The distance is the mean squared difference of predictions over their squared distance from the mean label of the
     context. Of estimators whose fits differ by their seeds, four runs are averaged, and what two runs differ by is
-    taken off.
+    taken off; what is left counts if it is more than twice its standard error.
 
     Args:
         learner: anything with `predict(prompts)`: a `TableTransformer`, or `from_sklearn` of a fitted TabPFN; for
             classes it returns probabilities.
-        task: distribution of the tables, without missing cells.
+        task: distribution of the tables, such as `OwnTable.from_frame("own.csv", "label")`; missing cells are filled.
         n_tables: number of held-out tables.
         n_queries: rows to predict of each table.
         families: names of the families to compare with; by default all.
         seed: seed of the tables to fit on; the held-out ones have `seed + 1`.
 
     Returns:
-        An `Identification`: `answer.name` is a family, or "none of these"; `matches` has their distances. Its
+        An `Identification`: `answer.name` is a family, or "none of these"; `matches` has their distances, and
+        `fingerprint` the learner's properties (`fingerprint_on_tables`). Its
         `confidence` was calibrated on algorithms for linear functions, not on tables.
 
     Raises:
@@ -149,19 +152,22 @@ def identify_on_tables(
         >>> identify_on_tables(neighbours, TableRegression(n_context=20), families=names).answer.name
         'nearest neighbours'
     """
-    known = table_families(isinstance(task, TableClassification))
+    known = table_families(task.has_classes)
     names = [each.name for each in known]
     if wrong := [name for name in families or () if name not in names]:
         raise ValueError(f"families must be some of {names}, got {wrong[0]!r}")
-    task = task.replace(varied=False, missing=0.0, n_queries=n_queries)
-    drawn = [task.sample_tables(n, seed=seed + i).to(torch.float64) for i, n in enumerate((N_FITTED, n_tables))]
+    drawn = [
+        task.whole(n_queries).sample_tables(n, seed=seed + i).to(torch.float64)
+        for i, n in enumerate((N_FITTED, n_tables))
+    ]
     fitting, held_out = (_Compared(learner, tables) for tables in drawn)
     kept = [each for each in known if families is None or each.name in families]
     bar = progress_bar(kept, unit="family", progress=progress, desc="identify")
     matches = sorted((_match(each, fitting, held_out) for each in bar), key=lambda m: m.changed_distances.mean().item())
     errors = held_out.by_table(held_out.predicted - held_out.prompts.query.ys)
     empty = torch.zeros(0, n_tables, dtype=torch.float64)
-    return Identification(matches, [], squared_predictions=held_out.size, squared_errors=errors, eigenvalues=empty)
+    found = fingerprint_on_tables(learner, task, n_tables=n_tables, seed=seed + 1, progress=progress)
+    return Identification(matches, [], held_out.size, errors, empty, found)
 
 
 class _Compared:
@@ -180,7 +186,8 @@ class _Compared:
 
     def runs(self, estimator: Any, n_runs: int) -> Float[Tensor, "run prompt y"]:
         seeded = (from_sklearn(estimator, probabilities=self.probabilities, seed=1001 + run) for run in range(n_runs))
-        with settings(progress=False):  # a bar for every try would flicker
+        # a bar for every try would flicker, and many tries converge badly
+        with settings(progress=False), warnings.catch_warnings(action="ignore"):
             return torch.stack([query_predictions(each, self.prompts) for each in seeded])
 
 
@@ -210,8 +217,9 @@ def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> Fami
     runs = held_out.runs(best, N_RUNS if family.random else 1)
     squares = held_out.by_table(runs.mean(0) - held_out.predicted)
     if family.random:  # the learner's own run, and a quarter of that for the mean of four
-        spread = held_out.by_table(runs.std(0)).mean() * (1 + 1 / N_RUNS)
-        squares = squares * (1 - spread / squares.mean().clamp(min=1e-300)).clamp(min=0)
+        excess = squares - held_out.by_table(runs.std(0)) * (1 + 1 / N_RUNS)
+        is_more = excess.mean() > 2 * excess.std() / len(excess) ** 0.5
+        squares = squares * is_more * (excess.mean() / squares.mean().clamp(min=1e-300))
     nan = torch.full_like(squares, torch.nan)
     hyperparameters = {f"number {i}": float(10**value) for i, value in enumerate(numbers)}
     errors = held_out.by_table(runs.mean(0) - held_out.prompts.query.ys)

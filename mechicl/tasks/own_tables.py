@@ -1,0 +1,131 @@
+"""A table of the user's own as a task: other rows are drawn as context and as rows to predict each time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, Count, check_fields, checked
+from mechicl.prompts.tables import Tables
+from mechicl.tasks.sampling import RandomTensors
+from mechicl.tasks.tables import TableTask
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class OwnTable(TableTask):
+    """Tables drawn from the rows of your own table, for a learner on your own data.
+
+    Each table has other rows as context and as rows to predict, drawn without repeats. Numeric labels are scaled to
+    mean 0 and standard deviation 1 over the context's rows, so that nothing of the rows to predict is known.
+
+    Attributes:
+        cells: cells of all rows `[row column]`; NaN where one is missing.
+        labels: labels of all rows `[row y]`: numbers, or a column for each class (1 for the row's class, else 0).
+        n_context: number of rows with labels in each table.
+        n_queries: rows to predict in each table that `sample_tables` draws.
+        has_classes: the labels are classes.
+
+    Raises:
+        ArgumentError: shapes differ, a label is not finite, or there are too few rows.
+
+    Example:
+        >>> frame = pd.DataFrame({"a": range(80), "b": 40 * ["x", "y"], "label": range(80)})
+        >>> OwnTable.from_frame(frame, "label", n_context=50).sample_tables(3, seed=0)
+        Tables(n_tables=3, n_context=50, n_queries=1, x_dim=2, y_dim=1, dtype=torch.float32, device='cpu')
+    """
+
+    cells: Float[Tensor, "row column"]
+    labels: Float[Tensor, "row y"]
+    n_context: Count = 50
+    n_queries: Count = 1
+    has_classes: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
+        n_rows = len(self.cells)
+        if len(self.labels) != n_rows:
+            raise ArgumentError(f"cells have {n_rows} rows and labels {len(self.labels)}: they must have the same rows")
+        if self.cells.isinf().any() or not self.labels.isfinite().all():
+            raise ArgumentError("cells must be finite or NaN (missing), and labels finite")
+        if self.n_context + self.n_queries > n_rows:
+            raise ArgumentError(f"n_context + n_queries must be at most the table's {n_rows} rows, got "
+                                f"{self.n_context} + {self.n_queries}")  # fmt: skip
+
+    @classmethod
+    @checked
+    def from_frame(cls, frame: Any, label: str, *, n_context: Count | None = None) -> "OwnTable":
+        """Make a task of a data frame, or of a CSV file.
+
+        Columns of text become numbers, in alphabetical order. A label that is text or True and False is a class.
+
+        Args:
+            frame: a data frame of pandas, or the path of a CSV file with a header.
+            label: name of the column to predict; all others are read.
+            n_context: number of rows with labels in each table; by default 50, or two thirds of a shorter table's.
+
+        Raises:
+            ArgumentError: no such column, a column that is neither numbers nor text, or a missing label.
+        """
+        import pandas as pd  # takes half a second
+
+        table = pd.read_csv(frame) if isinstance(frame, str | Path) else frame
+        if not isinstance(table, pd.DataFrame):
+            raise ArgumentError(f"frame must be a pandas DataFrame or the path of a CSV file, got {described(table)}")
+        if label not in table.columns or len(table.columns) < 2:
+            raise ArgumentError(f"label must be one of several columns {[*table.columns]}, got {label!r}")
+        if n_missing := int(table[label].isna().sum()):
+            raise ArgumentError(f"column {label!r} lacks {n_missing} of {len(table)} labels: drop these rows")
+        cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
+        labels, classes = _numbers(table[label]), not _is_numeric(table[label])
+        ys = torch.nn.functional.one_hot(labels.long()).double() if classes else labels[:, None]
+        return cls(cells, ys, n_context or min(50, 2 * len(table) // 3), 1, classes)
+
+    @property
+    def x_dim(self) -> int:
+        """Number of columns."""
+        return self.cells.shape[1]
+
+    @property
+    def y_dim(self) -> int:
+        """Number of classes; 1 for numbers."""
+        return self.labels.shape[1]
+
+    def whole(self, n_queries: int) -> "OwnTable":
+        """Return the task with n rows to predict, or those that the table has."""
+        return self.replace(n_queries=min(n_queries, len(self.cells) - self.n_context))
+
+    def _draw(self, n: int, random: RandomTensors) -> Tables:
+        rows = random.uniform(n, len(self.cells)).argsort(-1)[:, : self.n_context + self.n_queries]
+        xs, ys = (each.to(random.device)[rows] for each in (self.cells, self.labels))
+        if not self.has_classes:
+            context = ys[:, : self.n_context]
+            scale = context.std(1, correction=0, keepdim=True)
+            ys = (ys - context.mean(1, keepdim=True)) / torch.where(scale > 0, scale, 1.0)
+        return Tables(xs.to(random.dtype), ys.to(random.dtype), self.n_context)
+
+    def __repr__(self) -> str:
+        kind = f"{self.y_dim} classes" if self.has_classes else "numbers"
+        return f"OwnTable({len(self.cells)} rows, x_dim={self.x_dim}, n_context={self.n_context}, labels: {kind})"
+
+
+def _is_numeric(column: Any) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+
+
+def _numbers(column: Any) -> Float[Tensor, "row"]:
+    import pandas as pd
+
+    if _is_numeric(column):
+        values = column.to_numpy("float64", na_value=float("nan"))
+    elif pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
+        raise ArgumentError(f"column {column.name!r} has times ({column.dtype}): convert it to numbers, or drop it")
+    else:
+        codes = column.astype(str).where(column.notna()).astype("category").cat.codes
+        values = codes.astype("float64").where(codes >= 0).to_numpy()
+    return torch.tensor(values, dtype=torch.float64)

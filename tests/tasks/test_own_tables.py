@@ -1,0 +1,80 @@
+"""A table of the user's own: columns of a frame, classes, and rows of each draw."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from mechicl.tasks import OwnTable
+
+FRAME = pd.DataFrame(
+    {
+        "size": [float(i) for i in range(30)],
+        "colour": ["red", "blue", None] * 10,
+        "fresh": [True, False] * 15,
+        "price": [3.0 * i + 7 for i in range(30)],
+    }
+)
+
+
+def test_columns_become_numbers_and_missing_cells_stay_missing():
+    task = OwnTable.from_frame(FRAME, "price")
+    assert (task.x_dim, task.y_dim, task.n_context, task.has_classes) == (3, 1, 20, False)
+    assert task.cells[:, 0].tolist() == FRAME["size"].tolist()
+    assert task.cells[:2, 1].tolist() == [1.0, 0.0]  # alphabetical
+    assert task.cells[:, 1].isnan().tolist() == FRAME["colour"].isna().tolist()
+    assert task.cells[:2, 2].tolist() == [1.0, 0.0]
+
+
+def test_a_csv_file_is_read_like_its_frame(tmp_path: Path):
+    FRAME.to_csv(tmp_path / "own.csv", index=False)
+    read = OwnTable.from_frame(tmp_path / "own.csv", "price")
+    torch.testing.assert_close(read.cells, OwnTable.from_frame(FRAME, "price").cells, equal_nan=True)
+
+
+@pytest.mark.parametrize(("label", "n"), [("fresh", 2), ("kind", 3)])
+def test_text_and_booleans_are_classes(label: str, n: int):
+    task = OwnTable.from_frame(FRAME.assign(kind=["a", "b", "c"] * 10), label)
+    assert task.has_classes
+    assert task.y_dim == n
+    assert task.labels.sum(1).eq(1).all()
+
+
+def test_a_draw_has_other_rows_as_context_and_to_predict():
+    tables = OwnTable.from_frame(FRAME, "price", n_context=22).replace(n_queries=8).sample_tables(50, seed=0)
+    rows = tables.xs[..., 0].sort(-1).values
+    assert torch.equal(rows, torch.arange(30.0).expand(50, 30))  # each row once
+    assert tables.n_context == 22
+
+
+def test_labels_are_scaled_by_the_context_alone():
+    tables = OwnTable.from_frame(FRAME, "price", n_context=12).replace(n_queries=4).sample_tables(5, seed=0)
+    tables = tables.to(torch.float64)
+    for xs, ys in zip(tables.xs, tables.ys, strict=True):
+        raw = 3.0 * xs[:, 0] + 7
+        known = raw[:12]
+        torch.testing.assert_close(ys[:, 0], (raw - known.mean()) / known.std(correction=0), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_labels_are_centred():
+    frame = FRAME.assign(price=5.0)
+    assert OwnTable.from_frame(frame, "price").sample_tables(3, seed=0).ys.eq(0).all()
+
+
+@pytest.mark.parametrize(("frame", "label", "words"), [
+    (FRAME, "weight", "label must be one of several columns"),
+    (FRAME[["price"]], "price", "label must be one of several columns"),
+    (FRAME, "colour", "lacks 10 of 30 labels"),
+    (FRAME.assign(when=pd.Timestamp("2026-01-01")), "price", "column 'when' has times"),
+    (FRAME.to_numpy(), "price", "pandas DataFrame or the path"),
+])  # fmt: skip
+def test_a_frame_that_is_no_table_is_refused(frame: object, label: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        OwnTable.from_frame(frame, label)
+
+
+def test_more_rows_than_the_table_has_are_refused():
+    with pytest.raises(ValueError, match="at most the table's 30 rows, got 29 \\+ 2"):
+        OwnTable.from_frame(FRAME, "price", n_context=29).replace(n_queries=2)
+    assert OwnTable.from_frame(FRAME, "price", n_context=29).whole(16).n_queries == 1
