@@ -4,6 +4,7 @@ python analyses/fu2024/fu_progression.py                                   # tra
 python analyses/fu2024/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 """
 
+import statistics
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def compare(args: Any) -> Comparison:
 def derived_rows(comparison: Comparison) -> list[Row]:
     """Return each layer's mean loss over the numbers of points."""
     return [
-        Row(f"mean loss of layer {i}, over E y²", None, sum(losses) / len(losses) / comparison.data["signal"])
+        Row(f"mean loss of layer {i}, over E y²", None, statistics.fmean(losses) / comparison.data["signal"])
         for i, losses in enumerate(comparison.data["transformer"])
     ]
 

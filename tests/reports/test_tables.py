@@ -37,7 +37,7 @@ def test_losses_are_those_of_plain_fits(tmp_path: Path):
 
 def test_cells_of_a_model(tmp_path: Path):
     torch.manual_seed(0)
-    model = TableTransformer(TableConfig(n_layers=2, n_heads=2, d_model=8, d_mlp=8))
+    model = TableTransformer(TableConfig(x_dim=2, n_context=10, n_layers=2, n_heads=2, d_model=8, d_mlp=8)).eval()
     path = report(model, TASK, tmp_path, sections=["cells"], progress=False)
     found = rows(path)
     assert {f"share of the labels' effect restored in {where} after layer {layer}" for layer in (0, 1)
@@ -47,7 +47,7 @@ def test_cells_of_a_model(tmp_path: Path):
 
 
 def test_a_model_of_tables_is_not_asked_about_other_tasks(tmp_path: Path):
-    model = TableTransformer(TableConfig(n_layers=1, n_heads=2, d_model=8, d_mlp=8))
+    model = TableTransformer(TableConfig(x_dim=2, n_context=10, n_layers=1, n_heads=2, d_model=8, d_mlp=8))
     with pytest.raises(ValueError, match="is a model of tables: task must be"):
         report(model, LinearRegression(x_dim=2), tmp_path, progress=False)
 
