@@ -65,7 +65,7 @@ def compare(args: Any) -> Comparison:
         expected = right if right in LISTED else NONE
         near = ", ".join(f"{m.name} {m.changed_distances.mean():.2g}" for m in found.matches[:2])
         note = f"{'right' if found.answer.name == expected else 'WRONG'}; distances: {near}"
-        rows.append(Row(right, None, f"{found.answer.name} ({found.confidence:.2f})", "", note))
+        rows.append(Row(right, None, found.answer.name, "", note))
         print(rows[-1].cells(), flush=True)
     n_right = [sum("right;" in row.note for row in part) for part in (rows[: len(LISTED)], rows[len(LISTED) :])]
     rows.append(Row("right among the listed and the unlisted", None, f"{n_right[0]} of 10 and {n_right[1]} of 5"))

@@ -76,7 +76,7 @@ def _learner(kind: "OfTables") -> Measured:
     assert prints is not None
     rows += [Row(f"violation: {name}", None, prints.violation(name), "tables") for name in prints.violations]
     sections = [
-        Section("Which family of estimators?", _WORDS["learner"], viz.plot(found)),
+        Section("Which family of estimators?", _WORDS["learner"], viz.plot(found, title="Distances of families")),
         Section("What kind of learner?", _WORDS["kind"], viz.plot(prints)),
     ]
     return rows, sections, {"families": found.to_dataframe().to_dict("records")}
@@ -181,8 +181,10 @@ class OfTables(Kind):
         found = self.identified
         answer: Answer = which_algorithm(found)
         picture = verdict_figure(found, answer.match, answer.rivals, near=NEAR, zero="the mean label")
-        sentences = {"Which family?": answer.words.replace("algorithm", "family")}
-        facts = list(answer.facts[:1])
+        picture.update_layout(title_text="Left unexplained by the nearest families")
+        picture.update_traces(name="other families", selector={"name": "other algorithms"})
+        sentences = {"Which family?": _of_families(answer.words)}
+        facts = [*answer.facts]
         restored = [row for row in comparison.rows if row.quantity.startswith(f"{RESTORED} the row to predict")]
         if there := next((row for row in restored if row.ends[1] > 0.5), None):
             facts.append((str(there), f"of the labels' effect is in {there.quantity.removeprefix(f'{RESTORED} ')}, "
@@ -192,4 +194,13 @@ class OfTables(Kind):
         sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."
         assert found.fingerprint is not None
         numbers = {**answer.numbers, "seed": self.study.seeds[0], "chosen": self.study.chosen}
-        return Verdict(answer.headline, sentences, picture, numbers, facts, f"Kind: {found.fingerprint.description}.")
+        return Verdict(
+            _of_families(answer.headline), sentences, picture, numbers, facts, f"Kind: {found.fingerprint.description}."
+        )
+
+
+def _of_families(words: str) -> str:
+    for algorithms, families in (("no algorithm that was", "none of the families that were"),
+                                 ("algorithms", "families"), ("algorithm", "family")):  # fmt: skip
+        words = words.replace(algorithms, families)
+    return words

@@ -163,7 +163,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     rivals = [m for m in tied if is_unrelated(m)]
     distance, name = identified.distance(match), learner_phrase(match.name)
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
-    sure = f"{identified.confidence:.0%}"
+    sure = f"{identified.confidence:.0%}" if identified.calibrated else ""
     is_named = identified.answer.name != NONE
     if nearness == "like":
         headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is not a copy of it"
@@ -171,11 +171,12 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
             headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
         if is_named:
-            words.append(f"The confidence in the name of its family is {sure}.")
+            words += [f"The confidence in the name of its family is {sure}."] if sure else []
         else:
             words.append(
                 f"With changed prompts it is {percent(match.changed_distances.mean().item())}, more than a copy with "
-                f"small errors would leave: with a confidence of {sure} it is none of the algorithms tried."
+                f"small errors would leave: {f'with a confidence of {sure} ' if sure else ''}it is none of the "
+                f"algorithms tried."
             )
         if match.hyperparameters and len(match.hyperparameters) <= 2:
             fitted = " and ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in match.hyperparameters.items())
@@ -223,7 +224,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     more = f" ({learner_phrase(unlike.name)}: {percent(identified.distance(unlike).mean)})" if unlike else ""
     belief = "that it is none of the algorithms tried" if not is_named else "in the name of its family of algorithms"
     share = f"of its predictions unexplained by {name}{more}"
-    facts = [(percent(distance), share), (sure, f"confidence {belief}")]
+    facts = [(percent(distance), share), *([(sure, f"confidence {belief}")] if sure else [])]
     return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)
 
 

@@ -19,7 +19,7 @@ from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.base.arguments import checked
-from mechicl.statistics import interval
+from mechicl.statistics import UNBOUNDED, interval
 from mechicl.viz import elements as draw
 
 
@@ -94,10 +94,10 @@ def table_fingerprint_figure(result: TableFingerprint) -> go.Figure:
     fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
     _add_violations(fig, result)
     place, quarters = draw.panel(1, 2), range(len(result.influence))
-    means = [interval(row) for row in result.influence]
+    means = [interval(row, within=UNBOUNDED) for row in result.influence]
     draw.add_intervals(fig, list(quarters), means, "influence", draw.PALETTE[0], showlegend=False, place=place)
-    names = ["nearest", *("" for _ in quarters[2:]), "farthest"]
-    fig.update_xaxes(title_text="quarter of rows by distance", tickvals=list(quarters), ticktext=names, **place)
+    ticks = {"tickvals": [0, quarters[-1]], "ticktext": ["nearest", "farthest"], "range": [-0.4, len(quarters) - 0.6]}
+    fig.update_xaxes(title_text="quarter of rows by distance", **ticks, **place)
     return draw.tick_log_axes(fig)
 
 

@@ -133,6 +133,7 @@ class Identification(Result):
         changes: the prompts on which families were compared, the task's own ("plain") and changed ones, with the
             model's loss there relative to that of predicting 0; without those that take more than half of its gain.
         not_fitted: families that were not tried, with the property that the model has and all their members lack.
+        calibrated: True if `confidence` was calibrated for learners of this kind.
         note: a caveat if the families are not made for the task, or the model looks untrained on it; else empty.
     """
 
@@ -144,6 +145,7 @@ class Identification(Result):
     fingerprint: Fingerprint | TableFingerprint | None = None
     changes: dict[str, float] = field(default_factory=dict)
     not_fitted: dict[str, str] = field(default_factory=dict)
+    calibrated: bool = True
     note: str = ""
 
     @property
@@ -170,11 +172,13 @@ class Identification(Result):
     def confidence(self) -> float:
         """The probability that `answer` is right about the family, or that there is none in the list.
 
+        NaN for learners of tables, for which it is not `calibrated`.
+
         It is calibrated on models whose algorithm is known, plain, hidden and noisy, and on learners of no family, in
         about equal parts (`analyses/known_families.py`), for the prompts in `changes`. It has not been tested for
         models that change their algorithm elsewhere.
         """
-        return self.weights[self.answer.family]
+        return self.weights[self.answer.family] if self.calibrated else math.nan
 
     @property
     def weights(self) -> dict[str, float]:
@@ -192,9 +196,9 @@ class Identification(Result):
     def verdict(self) -> str:
         """The answer in a sentence: a name where it is safe, and always the kind of learner."""
         kind = self.fingerprint.description if self.fingerprint else ""
-        sure = f"(with a confidence of {self.confidence:.0%})"
+        sure = f" (with a confidence of {self.confidence:.0%})" if self.calibrated else ""
         if self.answer.name != NONE:
-            return f"{self.answer.name} {sure}" + (f"; {kind}" if kind else "")
+            return f"{self.answer.name}{sure}" + (f"; {kind}" if kind else "")
         near = next((match for match in self.matches if not match.is_bound), self.best)
         distance = self.distance(near).mean
         words = f"the nearest is {near.name}, at a distance of {distance:.2g}"
@@ -203,7 +207,7 @@ class Identification(Result):
             words = (
                 f"{near.name} matches on the task's own prompts alone ({distance:.2g}; {elsewhere:.2g} on changed ones)"
             )
-        return f"{NONE} {sure}: {kind + '; ' if kind else ''}{words}"
+        return f"{NONE}{sure}: {kind + '; ' if kind else ''}{words}"
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:

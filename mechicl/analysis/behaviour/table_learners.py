@@ -138,7 +138,7 @@ def identify_on_tables(
     Returns:
         An `Identification`: `answer.name` is a family, or "none of these"; `matches` has their distances, and
         `fingerprint` the learner's properties (`fingerprint_on_tables`). Its
-        `confidence` was calibrated on algorithms for linear functions, not on tables.
+        `confidence` is NaN: none is calibrated for tables.
 
     Raises:
         ValueError: `families` has an unknown name, or the learner does not predict finite numbers.
@@ -167,7 +167,7 @@ def identify_on_tables(
     errors = held_out.by_table(held_out.predicted - held_out.prompts.query.ys)
     empty = torch.zeros(0, n_tables, dtype=torch.float64)
     found = fingerprint_on_tables(learner, task, n_tables=n_tables, seed=seed + 1, progress=progress)
-    return Identification(matches, [], held_out.size, errors, empty, found)
+    return Identification(matches, [], held_out.size, errors, empty, found, calibrated=False)
 
 
 class _Compared:
