@@ -81,7 +81,7 @@ def names_of(module: str) -> str:
     Griffe takes `mechicl.algorithms.newton` for the file rather than the function.
     """
     parts, folder = [f"::: {module}\n"], source(module).parent
-    for node in ast.parse(source(module).read_text(encoding="utf-8")).body:
+    for node in ast.walk(ast.parse(source(module).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and source(module).name == "__init__.py":
             for name in (alias.name for alias in node.names):
                 if (folder / f"{name}.py").is_file():
@@ -94,7 +94,7 @@ def names_of(module: str) -> str:
 def names_by_package() -> str:
     """Return the page of `mechicl.analysis`: a table of its names, with links to the pages of its packages."""
     lines = ["::: mechicl.analysis\n    options: {members: false}\n", "| name | what |", "|---|---|"]
-    for node in ast.parse(source("mechicl.analysis").read_text(encoding="utf-8")).body:
+    for node in ast.walk(ast.parse(source("mechicl.analysis").read_text(encoding="utf-8"))):  # imports for types too
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mechicl.analysis."):
             page = f"{node.module}.md".removeprefix("mechicl.")
             for name in (alias.name for alias in node.names):

@@ -215,7 +215,7 @@ def test_shapes_are_shown_as_written(site: Path):
 def test_a_result_of_several_lines_is_one_item(site: Path):
     text = (site / "reference" / "checkpoints.html").read_text(encoding="utf-8")
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
-    assert "record (training config, seeds and loss curve as a dictionary) and snapshots (weights at steps" in shown
+    assert "(the one with the lowest held-out loss), task, record, and snapshots (or None)." in shown
 
 
 @pytest.mark.slow
