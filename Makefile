@@ -139,7 +139,7 @@ wheels: $(READY) ## Download the wheels for `make gpu WHEELS=wheels` without a n
 
 # A report is built once: remove its folder to build it again. SmolLM2 is among them if `make lm` has fetched it.
 GALLERY := lsa-1l lsa-2l-looped lsa-5l gpt2-4l gpt2-8l softmax-2h-sink lstm-4l mesa-1l copy-2l induction-2l markov-2l topics-3l \
-	$(if $(wildcard $(LM)),smollm2)
+	table-regression $(if $(wildcard $(LM)),smollm2)
 
 gallery: $(GALLERY:%=docs/gallery/%/report.html) ## Build the reports of the documentation's gallery (20 minutes on two idle cores)
 
@@ -156,7 +156,7 @@ docs: $(READY)-docs ## Build the documentation, site/index.html
 # One site with a folder per version, on the branch gh-pages.
 VERSION = $(shell $(BIN)/python -c "import mechicl; print(mechicl.__version__)")
 
-deploy: $(READY)-docs ## Build the documentation of this version and push it to the branch gh-pages, as latest
+deploy: $(READY)-docs gallery ## Build the documentation of this version and push it to the branch gh-pages, as latest
 	git fetch origin gh-pages --depth=1 || true
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default --push latest

@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from mechicl import constructions, reports
+from mechicl.analysis.behaviour import table_learners
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
-from mechicl.reports import comparison, copying, descent, one_layer, report, texts
+from mechicl.reports import comparison, copying, descent, one_layer, report, tables, texts
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import Section, page
 from tests.pictures import section_faults, width_faults
@@ -25,6 +26,7 @@ QUICK = {  # a checkpoint of each kind of report, and of what reports draw diffe
     "induction-2l": "tokens",
     "copy-2l": "model parts",
     "topics-3l": "texts",
+    "table-regression": "tables",
 }
 N_PROMPTS = 200
 N_SEEDS, N_SNAPSHOTS, N_MEASURED = 3, 8, 512  # of the quick reports: the same pictures of less
@@ -46,11 +48,7 @@ def sections(monkeypatch: pytest.MonkeyPatch) -> list[Section]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.pictures)
-        for name in available()
-        if not name.startswith("table-")  # these have no report
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.pictures) for name in available()],
 )
 def test_every_picture_of_a_report_shows_what_it_says(
     name: str, sections: list[Section], tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +100,8 @@ def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
         (one_layer, "N_PER_SCALE"),
     ):  # fmt: skip
         monkeypatch.setattr(module, size, N_MEASURED)
+    for module, size, n in ((table_learners, "N_FITTED", 2), (tables, "N_IDENTIFY", 4), (tables, "N_PATCHED", 16)):
+        monkeypatch.setattr(module, size, n)
 
 
 def _part_of(name: str) -> Checkpoint:
