@@ -62,7 +62,7 @@ matrix: ## Run the default tests under every Python of VERSIONS on the path or i
 oldest: $(READY) ## Run the default tests with the oldest dependencies that pyproject.toml allows (PKG=algorithms: one package)
 	@mkdir -p .venv-oldest
 	@$(BIN)/uv pip compile pyproject.toml --quiet --resolution lowest-direct --no-annotate --no-header -o .venv-oldest/oldest.txt
-	@awk -F '[= ]' '{ name = $$1; gsub("_", "-", name) } NR == FNR { seen[name] } NR == FNR || !(name in seen)' .venv-oldest/oldest.txt constraints.txt > .venv-oldest/all.txt
+	@awk -F '[= ]' '{ name = tolower($$1); gsub("_", "-", name) } NR == FNR { seen[name] } NR == FNR || !(name in seen)' .venv-oldest/oldest.txt constraints.txt > .venv-oldest/all.txt
 	$(MAKE) quick PYTHON=$(abspath $(BIN))/python VENV=.venv-oldest FROM="--constraint .venv-oldest/all.txt" PKG="$(PKG)"
 
 newest: ## Run the default tests with the newest dependencies, not those of constraints.txt (PKG=algorithms: one package)

@@ -69,7 +69,7 @@ def compare(args: Any) -> Comparison:
         print(rows[-1].cells(), flush=True)
     n_right = [sum("right;" in row.note for row in part) for part in (rows[: len(LISTED)], rows[len(LISTED) :])]
     rows.append(Row("right among the listed and the unlisted", None, f"{n_right[0]} of 10 and {n_right[1]} of 5"))
-    lead = f"Tables with 3 columns and 32 rows with labels. Answers with their probabilities, {args.n_tables} tables."
+    lead = f"Tables with 3 columns and 32 rows with labels, {args.n_tables} tables."
     return Comparison("Families of estimators on tables", lead, rows)
 
 
