@@ -60,7 +60,9 @@ class TableFingerprint(Violations):
         """One sentence on the kind of learner, without the name of a family."""
         violated, near = set(self.violated), self.locality
         words = [WORDS[name][name in violated] for name in self.violations]
-        if near.low > 1:
+        if self.influence[-1].max() == 0 < self.influence[0].max():
+            words.append("labels of the rows farthest away have no influence")
+        elif near.low > 1:
             words.append(f"labels of near rows count {near.mean:.2g} times as much as those of far ones")
         sure = interval(self.overconfidence) if not self.overconfidence.isnan().any() else None
         if sure and 0 not in sure:

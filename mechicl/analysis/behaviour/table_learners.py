@@ -124,7 +124,7 @@ def identify_on_tables(
 
     The distance is the mean squared difference of predictions over their squared distance from the mean label of the
     context. Of estimators whose fits differ by their seeds, four runs are averaged, and what two runs differ by is
-    taken off; what is left counts if it is more than twice its standard error.
+    taken off; the rest counts if it is more than twice its standard error.
 
     Args:
         learner: anything with `predict(prompts)`: a `TableTransformer`, or `from_sklearn` of a fitted TabPFN; for

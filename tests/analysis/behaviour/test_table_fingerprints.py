@@ -38,6 +38,7 @@ def test_labels_of_rows_that_are_no_neighbours_have_no_influence():
     )
     assert found.influence[1:].abs().max() == 0
     assert found.influence[0].max() > 0
+    assert "labels of the rows farthest away have no influence" in found.description
 
 
 def test_influence_against_a_loop():
