@@ -16,7 +16,6 @@ from mechicl.analysis import ablate, patch
 from mechicl.checkpoints import load, save
 from mechicl.models import TableConfig, TableTransformer, TransformerConfig, build, config_from_dict
 from mechicl.prompts import Prompts, Tables
-from mechicl.reports import report
 from mechicl.tasks import LinearRegression, TableClassification, TableRegression
 from mechicl.training import PRESETS, TrainingConfig, train
 
@@ -274,11 +273,6 @@ def test_training_learns_from_all_rows_to_predict(name: str, tmp_path):
     )
     assert losses[-1] == pytest.approx(by_hand.item(), rel=1e-5)
     assert build(small).cfg == result.models[0].cfg
-
-
-def test_a_report_is_refused_with_what_to_take(tmp_path):
-    with pytest.raises(ValueError, match="no report on models of tables such as 'TableTransformer': take identify_on"):
-        report(MODEL, TableRegression(x_dim=3), tmp_path)
 
 
 @pytest.mark.parametrize("component", ["cell_pre", "row_z", "col_pattern"])
