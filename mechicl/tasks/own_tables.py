@@ -57,15 +57,19 @@ class OwnTable(TableTask):
 
     @classmethod
     @checked
-    def from_frame(cls, frame: Any, label: str, *, n_context: Count | None = None) -> "OwnTable":
+    def from_frame(
+        cls, frame: Any, label: str, *, n_context: Count | None = None, classes: bool | None = None
+    ) -> "OwnTable":
         """Make a task of a data frame, or of a CSV file.
 
-        Columns of text become numbers, in alphabetical order. A label that is text or True and False is a class.
+        Columns of text become numbers, in alphabetical order.
 
         Args:
             frame: a data frame of pandas, or the path of a CSV file with a header.
             label: name of the column to predict; all others are read.
             n_context: number of rows with labels in each table; by default 50, or two thirds of a shorter table's.
+            classes: the labels are classes, which numbers such as 0 and 1 may be too; by default text and True or False
+                are.
 
         Raises:
             ArgumentError: no such column, a column that is neither numbers nor text, or a missing label.
@@ -80,8 +84,14 @@ class OwnTable(TableTask):
         if n_missing := int(table[label].isna().sum()):
             raise ArgumentError(f"column {label!r} lacks {n_missing} of {len(table)} labels: drop these rows")
         cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
-        labels, classes = _numbers(table[label]), not _is_numeric(table[label])
-        ys = torch.nn.functional.one_hot(labels.long()).double() if classes else labels[:, None]
+        classes = not _is_numeric(table[label]) if classes is None else classes
+        if classes:
+            codes = torch.tensor(table[label].astype("category").cat.codes.to_numpy("int64"))
+            ys = torch.nn.functional.one_hot(codes).double()
+        elif _is_numeric(table[label]):
+            ys = _numbers(table[label])[:, None]
+        else:
+            raise ArgumentError(f"column {label!r} is not numbers ({table[label].dtype}): classes must be True or None")
         return cls(cells, ys, n_context or min(50, 2 * len(table) // 3), 1, classes)
 
     @property

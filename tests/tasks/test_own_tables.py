@@ -41,6 +41,15 @@ def test_text_and_booleans_are_classes(label: str, n: int):
     assert task.labels.sum(1).eq(1).all()
 
 
+def test_numbers_are_classes_if_the_user_says_so():
+    frame = FRAME.assign(grade=[1, 10, 2] * 10)
+    assert not OwnTable.from_frame(frame, "grade").has_classes
+    task = OwnTable.from_frame(frame, "grade", classes=True)
+    assert task.labels[:3].argmax(1).tolist() == [0, 2, 1]  # by size, not alphabetically
+    with pytest.raises(ValueError, match="column 'kind' is not numbers"):
+        OwnTable.from_frame(FRAME.assign(kind="a"), "kind", classes=False)
+
+
 def test_a_draw_has_other_rows_as_context_and_to_predict():
     tables = OwnTable.from_frame(FRAME, "price", n_context=22).replace(n_queries=8).sample_tables(50, seed=0)
     rows = tables.xs[..., 0].sort(-1).values
