@@ -24,8 +24,8 @@ N_QUERIES, N_IDENTIFY, N_PATCHED, N_ROWS = 16, 24, 64, 50
 MEAN, RESTORED = "the mean label of the context", "share of the labels' effect restored in"
 _WORDS = {
     "loss": "Squared error of predictions (of probabilities, summed over classes), on tables that no learner has seen. "
-    "Intervals are over tables. Estimators have scikit-learn's defaults, the linear ones a penalty chosen by "
-    "cross-validation, and read standardized columns.",
+    "Intervals are over tables. Estimators have scikit-learn's defaults, but for ridge regression's penalty, "
+    "which is chosen by cross-validation, and read standardized columns.",
     "learner": "Each family of estimators is fitted to the learner's predictions on 8 tables, and compared on others. "
     "Distances are squared differences of predictions over their squared distance from the mean label.",
     "kind": "Left: how far predictions change where they should not if it had the property. Right: how much the label "
