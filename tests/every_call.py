@@ -162,7 +162,11 @@ def _of_steps() -> Iterator[tuple[str, Call]]:
 
 def _of_tasks() -> Iterator[tuple[str, Call]]:
     """The samples of every kind of task."""
-    more: dict[str, dict[str, Any]] = {"FixedTasks": {"task": LinearRegression(**SIZES), "n_tasks": 3}}
+    cells = torch.arange(24.0).view(12, 2)
+    more: dict[str, dict[str, Any]] = {
+        "FixedTasks": {"task": LinearRegression(**SIZES), "n_tasks": 3},
+        "OwnTable": {"cells": cells, "labels": cells[:, :1], "n_context": 6},
+    }
     for name in tasks.__all__:
         kind = getattr(tasks, name)
         if isinstance(kind, type) and hasattr(kind, "sample") and not inspect.isabstract(kind) and name != "Task":
@@ -555,7 +559,7 @@ REASONS = {
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
         "TrainingConfig TrainingResult Sweep LSTMConfig TableConfig TransformerConfig HookedTransformerConfig "
         "Interleaved Fingerprint TableFingerprint Ranked Sampler Paired Prompts Shots Tables TokenSequences "
-        "Trajectory Circuit OwnTable "
+        "Trajectory Circuit "
         "Identification AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "

@@ -104,7 +104,8 @@ class OwnTable(TableTask):
         """Number of classes; 1 for numbers."""
         return self.labels.shape[1]
 
-    def whole(self, n_queries: int) -> "OwnTable":
+    @checked
+    def whole(self, n_queries: Count) -> "OwnTable":
         """Return the task with n rows to predict, or those that the table has."""
         return self.replace(n_queries=min(n_queries, len(self.cells) - self.n_context))
 

@@ -48,7 +48,7 @@ class TableTask(PromptDistribution):
         return self._sized(random)._draw(n_tables, random)
 
     @abstractmethod
-    def whole(self, n_queries: int) -> "TableTask":
+    def whole(self, n_queries: Count) -> "TableTask":
         """Return the task with all its columns and rows and no missing cells, and with n rows to predict."""
 
     def _sized(self, random: RandomTensors) -> "TableTask":
@@ -87,7 +87,8 @@ class RandomTables(TableTask):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def whole(self, n_queries: int) -> "RandomTables":
+    @checked
+    def whole(self, n_queries: Count) -> "RandomTables":
         """Return the task with all its columns and rows and no missing cells, and with n rows to predict."""
         return self.replace(varied=False, missing=0.0, n_queries=n_queries)
 

@@ -107,9 +107,12 @@ def fingerprint_on_tables(
         ValueError: the learner does not predict finite numbers.
 
     Example:
-        >>> forest = from_sklearn(RandomForestRegressor())
-        >>> fingerprint_on_tables(forest, TableRegression(n_context=30)).standing["units of the columns"]
-        'nearly'
+        >>> from sklearn.linear_model import LinearRegression as LeastSquares
+        >>> from mechicl.interop import from_sklearn
+        >>> from mechicl.tasks import TableRegression
+        >>> fitted = fingerprint_on_tables(from_sklearn(LeastSquares()), TableRegression(n_context=20))
+        >>> fitted.standing["additive over columns"]
+        'exact'
     """
     tables = task.whole(n_queries).sample_tables(n_tables, seed=seed).to(torch.float64)
     prompts, n_queries = tables.prompts(), tables.n_queries
