@@ -9,7 +9,7 @@ from torch import Tensor
 from mechicl import viz
 from mechicl.analysis import Identification, ablate, identify_on_tables, patch
 from mechicl.interop import from_sklearn
-from mechicl.learners import squared_errors
+from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import LayeredModel, TableTransformer
 from mechicl.prompts import Prompts, Tables
 from mechicl.reports.comparison import Comparison, Measured, Section
@@ -56,7 +56,7 @@ def _estimators(classes: bool) -> dict[str, Any]:
 
 
 def _loss(kind: "OfTables") -> Measured:
-    losses = {kind.study.name: kind.squared_errors[0], **kind.baselines}
+    losses = {kind.study.name: kind.squared_errors[0], **{name: kind.loss_of(name) for name in kind.rivals}}
     name = "Brier's score" if kind.study.task.has_classes else "squared error (MSE)"
     intervals = [interval(values) for values in losses.values()]
     rows = [Row(f"{name}, {who}", None, value, "tables") for who, value in zip(losses, intervals, strict=True)]
@@ -156,18 +156,25 @@ class OfTables(Kind):
         return torch.stack([self._by_table(model) for model in self.models])
 
     @cached_property
-    def baselines(self) -> dict[str, Tensor]:
-        """Squared errors of the mean label, of three estimators, and of the learners to compare with, `[table]`."""
-        prompts = self.held_out
-        mean = (prompts.ys[:, :-1].mean(1) - prompts.query.ys).square().sum(-1)
-        learners = {**_estimators(self.study.task.has_classes), **self.study.compare}
-        of_mean = mean.unflatten(0, (-1, self._tables.n_queries)).mean(1)
-        return {MEAN: of_mean, **{name: self._by_table(learner) for name, learner in learners.items()}}
+    def rivals(self) -> dict[str, Learner]:
+        """The mean label, three estimators, and the learners to compare with."""
+        mean = AlgorithmLearner(lambda prompts: prompts.ys[:, :-1].mean(1))
+        return {MEAN: mean, **_estimators(self.study.task.has_classes), **self.study.compare}
+
+    @cached_property
+    def _losses(self) -> dict[str, Tensor]:
+        return {}
+
+    def loss_of(self, rival: str) -> Tensor:
+        """Squared errors of a rival `[table]`, measured on first use: not every section needs all."""
+        if rival not in self._losses:
+            self._losses[rival] = self._by_table(self.rivals[rival])
+        return self._losses[rival]
 
     @property
     def learned(self) -> tuple[str, str, Fact]:
         """The loss of the opened model compared with that of the mean label and of an estimator."""
-        some = dict(list(self.baselines.items())[:2])
+        some = {name: self.loss_of(name) for name in list(self.rivals)[:2]}
         name = "Brier's score" if self.study.task.has_classes else "squared error"
         return has_learned(self.squared_errors[0], some, name)
 
