@@ -123,7 +123,7 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     for name, row in rows.items():
         fig.add_scatter(x=[0, last], y=[row, row], mode="markers", showlegend=False, hoverinfo="skip", marker=grey)
         fig.add_annotation(x=-0.15, y=row, text=name, showarrow=False, xanchor="right")
-    fig.add_annotation(x=last + 0.15, y=0, text="prediction", showarrow=False, xanchor="left")
+    fig.add_annotation(x=last + 0.9, y=0, text="prediction", showarrow=False, xanchor="right", yshift=-20)
     fig.update_yaxes(visible=False, range=[-0.35, 1.35])
     fig.update_xaxes(range=[-0.8, last + 0.9], tickvals=list(range(last + 1)), showgrid=False, zeroline=False)
     return fig.update_layout(height=300)

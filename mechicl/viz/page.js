@@ -2,7 +2,7 @@
 // arranged in fewer columns; on narrow pages legends and colour bars move below, and long labels are broken into lines.
 const LEAST = 245, NARROW = 760, LETTER = 6.8, LINE = 17;
 
-const plain = (text) => String(text ?? "").replace(/<[^>]*>/g, "").replace(/&#?\w+;/g, "x");
+const plain = (text) => String(text ?? "").replaceAll("<br>", " ").replace(/<[^>]*>/g, "").replace(/&#?\w+;/g, "x");
 const numberOfLines = (text) => (text ? text.split("<br>").length : 0);
 
 function broken(text, width) { // into lines of a width in pixels
@@ -85,10 +85,17 @@ function fitted(figure, room, first) {
     .map((note) => numberOfLines(note.text)));
   const high = panels.map((panel, i) => {
     const { x, y, up } = panel, long = inside[i] && named[i] > wide;
-    const own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (long ? 1.8 : inside[i] ? 1.35 : 1) * (first && room < 600 ? 0.65 : 1);
+    let own = Math.max((height - margin.t - margin.b) * (up[1] - up[0]), 60) * (long ? 1.8 : inside[i] ? 1.35 : 1) * (first && room < 600 ? 0.65 : 1);
     retitle(x, broken(titleOf(x), wide));
     retitle(y, broken(titleOf(y), own * 0.95));
     for (const axis of [x, y]) if (axis.matches || axis.showticklabels === false) axis.showticklabels = true;
+    if (x.type === "log" && !x.ticktext) Object.assign(x, { tickmode: "auto", nticks: Math.floor(wide / 60), tickangle: 0 });
+    const names = y.ticktext ?? [...new Set(labels(data, panel, "y"))];
+    if (!inside[i] && named[i] > 0.25 * width) {
+      own = Math.max(own, 2 * LINE * names.length);
+      const ticktext = names.map((name) => broken(name, 0.25 * width));
+      Object.assign(y, { tickmode: "array", tickvals: y.ticktext ? y.tickvals : names, ticktext });
+    }
     if (inside[i]) {
       Object.assign(y, { showticklabels: false, ticks: "" });
       const [across, along] = [x.anchor ? panel.name : "x", (x.anchor ?? "y")];
@@ -100,7 +107,8 @@ function fitted(figure, room, first) {
     return own;
   });
   const below = panels.map((panel) => {
-    const names = labels(data, panel, "x"), turned = 0.85 * longest(names) > wide / Math.max(1, new Set(names).size);
+    const names = labels(data, panel, "x"), turned = longest(names) > wide / Math.max(1, new Set(names).size);
+    if (names.length && !turned) panel.x.tickangle ??= 0;
     const title = numberOfLines(titleOf(panel.x));
     panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : 0) + (title ? 12 + LINE * title : 0);
     return panel.under + (bars.has(panel) ? 76 : 0);
