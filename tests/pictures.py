@@ -238,7 +238,7 @@ def drawn(tab: Page) -> int:
     return len(sizes)
 
 
-def width_faults(tab: Page, path: Path, widths: Sequence[int] = WIDTHS, labels_at: Sequence[int] = WIDTHS) -> list[str]:
+def width_faults(tab: Page, path: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
     """Open a page at several widths; return sideways scrolling, narrow panels, and what `drawn_faults` finds."""
     faults = []
     for width in widths:
@@ -248,9 +248,7 @@ def width_faults(tab: Page, path: Path, widths: Sequence[int] = WIDTHS, labels_a
         found = [f"the page is {wide} pixels wide"] if wide > width else []
         panels = tab.evaluate(_PANELS)
         found += [f"{title}: a panel of {size:.0f} pixels" for title, size in panels if size < LEAST]
-        faults += [
-            f"at {width} pixels: {fault}" for fault in [*found, *(drawn_faults(tab) if width in labels_at else ())]
-        ]
+        faults += [f"at {width} pixels: {fault}" for fault in [*found, *drawn_faults(tab)]]
     return faults
 
 

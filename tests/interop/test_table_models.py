@@ -1,12 +1,10 @@
-"""Models of tables that others made: an estimator as a learner, and the module inside it opened by `wrap`.
+"""Published models of tables with random weights: estimators as learners, and their modules opened by `wrap`."""
 
-The module has the structure of TabPFN v2 (Hollmann et al. 2025): rows first, layers with attention between features,
-attention between items (test rows read training rows only) and an MLP, and labels of the training rows as an argument.
-"""
-
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,61 +13,13 @@ from mechicl.interop import from_sklearn
 from mechicl.models import Reading
 from mechicl.prompts import Prompts
 from mechicl.tasks import TableRegression
+from tests.tools import imported
 
+pytestmark = pytest.mark.slow
 
-class Layer(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.self_attn_between_features = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.self_attn_between_items = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
-
-    def forward(self, state: Tensor, n_train: int) -> Tensor:  # [batch row feature width]
-        cells = state.flatten(0, 1)
-        state = state + self.self_attn_between_features(cells, cells, cells)[0].view_as(state)
-        cells = state.transpose(1, 2).flatten(0, 1)
-        read = self.self_attn_between_items(cells, cells[:, :n_train], cells[:, :n_train])[0]
-        state = state + read.unflatten(0, (len(state), -1)).transpose(1, 2)
-        return state + self.mlp(state)
-
-
-class TabularModel(nn.Module):
-    def __init__(self, width: int = 8, n_layers: int = 2):
-        super().__init__()
-        self.encoder, self.y_encoder = nn.Linear(1, width), nn.Linear(2, width)
-        self.transformer_encoder: Any = nn.Module()
-        self.transformer_encoder.layers = nn.ModuleList(Layer(width) for _ in range(n_layers))
-        self.decoder = nn.Linear(width, 1)
-
-    def forward(
-        self, x: Tensor, y: Tensor
-    ) -> Tensor:  # [row batch feature] and [train_row batch] to [test_row batch 1]
-        known = torch.arange(len(x)) < len(y)
-        padded = torch.cat([y, y.new_zeros(len(x) - len(y), y.shape[1])])
-        labels = self.y_encoder(torch.stack([padded, (~known).to(y)[:, None].expand_as(padded)], -1))
-        state = torch.cat([self.encoder(x[..., None]), labels[:, :, None]], 2).transpose(0, 1)
-        for layer in self.transformer_encoder.layers:
-            state = layer(state, len(y))
-        return self.decoder(state[:, len(y) :, -1]).transpose(0, 1)
-
-
-class TabularRegressor:
-    """The estimator of a user: fit keeps the table, predict runs the module on it."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model_ = TabularModel().double().eval()
-
-    def fit(self, xs: np.ndarray, ys: np.ndarray) -> "TabularRegressor":
-        self.xs, self.ys = torch.from_numpy(xs), torch.from_numpy(ys)
-        return self
-
-    def predict(self, xs: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            rows = torch.cat([self.xs, torch.from_numpy(xs)])[:, None]
-            return self.model_(rows, self.ys[:, None])[:, 0, 0].numpy()
+PROMPTS = TableRegression(x_dim=3, n_context=12).sample(4, seed=0, dtype=torch.float64)
+OTHERS = Prompts(PROMPTS.xs, PROMPTS.ys.roll(1, 0))
+N_OUT = 9  # quantiles or bins
 
 
 def encode(prompts: Prompts) -> Tensor:
@@ -78,59 +28,108 @@ def encode(prompts: Prompts) -> Tensor:
     return torch.cat([prompts.xs, labels], dim=2)
 
 
-def call(module: Any, tokens: Tensor) -> Tensor:
-    rows = tokens.transpose(0, 1)
-    return module(rows[..., :-1], rows[:-1, :, -1])[-1]
+class TabPFN:
+    """TabPFN v2 (Hollmann et al. 2025): a stream for each cell, rows first, labels of training rows as an argument."""
+
+    layers, component, axes = "blocks.{}", "cell_post", {"layer": [0], "pos": [2, 12], "column": [0, 2]}
+
+    def __init__(self) -> None:
+        v2 = imported("tabpfn.architectures.tabpfn_v2")
+        for alias in [name for name in sys.modules if name.startswith("tabpfn.model.")]:
+            del sys.modules[alias]  # which warns code that looks through all modules, as inspect does
+        torch.manual_seed(0)
+        self.config = v2.TabPFNV2Config(max_num_classes=0, num_buckets=N_OUT, emsize=16, nlayers=2, nhead=2)
+        self.module: Any = v2.TabPFNV2(config=self.config, n_out=N_OUT).double().eval()
+        for weight in self.module.blocks.parameters():
+            if not weight.any():  # layers begin as the identity
+                nn.init.normal_(weight, std=0.3)
+
+    @staticmethod
+    def call(module: Any, tokens: Tensor) -> Tensor:
+        rows = tokens.transpose(0, 1)
+        return module(rows[..., :-1], rows[:-1, :, -1])[-1]
+
+    def estimator(self, monkeypatch: pytest.MonkeyPatch, _: Any) -> Any:
+        monkeypatch.setenv("TABPFN_DISABLE_TELEMETRY", "1")
+        tabpfn, bars = imported("tabpfn"), imported("tabpfn.architectures.shared.bar_distribution")
+        settings = imported("tabpfn.inference_config").InferenceConfig.get_default(
+            "regression", imported("tabpfn.constants").ModelVersion.V2
+        )
+        specs = tabpfn.ModelSpecs(
+            self.module.float(), self.config, settings,
+            bars.FullSupportBarDistribution(torch.linspace(-3, 3, N_OUT + 1)),
+        )  # fmt: skip
+        return tabpfn.TabPFNRegressor(model_path=specs, n_estimators=1, device="cpu")
 
 
-def opened(estimator: TabularRegressor) -> Any:
+class TabICL:
+    """TabICL (Qu et al. 2025): columns and rows are embedded first; its last transformer has a stream for each row."""
+
+    layers, component, axes = "icl_predictor.tf_icl.blocks.{}", "resid_post", {"layer": [0], "pos": [2, 12]}
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.config = {
+            "max_classes": 0, "num_quantiles": N_OUT, "embed_dim": 16, "col_num_blocks": 1, "col_nhead": 2,
+            "col_num_inds": 4, "row_num_blocks": 1, "row_nhead": 2, "row_num_cls": 2, "icl_num_blocks": 2,
+            "icl_nhead": 2, "zero_init": False,
+        }  # fmt: skip
+        self.module: Any = imported("tabicl._model.tabicl").TabICL(**self.config).double().eval()
+
+    @staticmethod
+    def call(module: Any, tokens: Tensor) -> Tensor:
+        return module(tokens[..., :-1], tokens[:, :-1, -1])[:, -1]
+
+    def estimator(self, _: Any, folder: Any) -> Any:
+        torch.save({"config": self.config, "state_dict": self.module.float().state_dict()}, folder / "random.ckpt")
+        return imported("tabicl").TabICLRegressor(model_path=folder / "random.ckpt", n_estimators=1, device="cpu")
+
+
+@pytest.fixture(params=[TabPFN, TabICL])
+def published(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def opened(published: Any) -> Any:
     return wrap(
-        estimator.model_, encode=Reading(encode, call=call), layers="transformer_encoder.layers.{}",
-        mlp="transformer_encoder.layers.{}.mlp", name="tabular model",
+        published.module, encode=Reading(encode, call=published.call), layers=published.layers,
+        decode=lambda outputs: outputs.mean(-1, keepdim=True), name=type(published).__name__,
     )  # fmt: skip
 
 
-PROMPTS = TableRegression(x_dim=3, n_context=6).sample(4, seed=0, dtype=torch.float64)
-OTHERS = Prompts(PROMPTS.xs, PROMPTS.ys.roll(1, 0))
+def test_streams_of_the_opened_module_are_patched(published: Any):
+    swept = analysis.patch(opened(published), PROMPTS, OTHERS, published.component, published.axes)
+    layer = published.module.get_submodule(published.layers.format(0))
 
-
-def test_the_estimator_and_the_opened_module_predict_the_same():
-    estimator = TabularRegressor()
-    torch.testing.assert_close(opened(estimator).predict(PROMPTS), from_sklearn(estimator).predict(PROMPTS))
-
-
-def test_cells_of_the_opened_module_are_patched():
-    estimator: Any = TabularRegressor()
-    model = opened(estimator)
-    swept = analysis.patch(model, PROMPTS, OTHERS, "cell_post", {"layer": [0], "pos": [2, 6], "column": [0, 3]})
-    layer = estimator.model_.transformer_encoder.layers[0]
-
-    def run(prompts: Prompts, change: Any = None) -> tuple[Tensor, Tensor]:
+    def run(prompts: Prompts, place: tuple[Any, ...] = (), source: Tensor | None = None) -> tuple[Tensor, Tensor]:
         kept: list[Tensor] = []
-        hook = layer.register_forward_hook(
-            lambda module, args, output: kept.append(output) or (change and change(output))
-        )
-        with torch.no_grad():
-            predicted = call(estimator.model_, encode(prompts))
-        hook.remove()
-        return predicted, kept[0]
+
+        def see(_: Any, __: Any, output: Any) -> Any:
+            stream = (output[0] if isinstance(output, tuple) else output).clone()
+            kept.append(stream.clone())
+            if source is not None:
+                stream[place] = source[place]
+            return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+        with torch.no_grad(), layer.register_forward_hook(see):
+            return published.call(published.module, encode(prompts)).mean(-1, keepdim=True), kept[0]
 
     source = run(PROMPTS)[1]
-    for i, row in enumerate((2, 6)):
-        for j, column in enumerate((0, 3)):
-
-            def change(output: Tensor, row: int = row, column: int = column) -> Tensor:
-                changed = output.clone()
-                changed[:, row, column] = source[:, row, column]
-                return changed
-
-            assert swept.predictions is not None
-            torch.testing.assert_close(swept.predictions[0, i, j], run(OTHERS, change)[0], rtol=0, atol=1e-12)
+    columns = [(column,) for column in published.axes.get("column", ())] or [()]
+    places = [(slice(None), pos, *column) for pos in published.axes["pos"] for column in columns]
+    expected = torch.stack([run(OTHERS, place, source)[0] for place in places])
     assert swept.predictions is not None
     assert swept.unpatched is not None
-    assert (swept.predictions[0, 1, 1] - swept.unpatched).abs().max() > 1e-6
+    torch.testing.assert_close(swept.predictions.flatten(0, -3), expected, rtol=0, atol=1e-12)
+    assert (expected[-1] - swept.unpatched).abs().max() > 1e-6
 
 
-def test_mlps_of_the_opened_module_are_ablated():
-    swept = analysis.ablate(opened(TabularRegressor()), PROMPTS, "mlp_out", ("layer",), method="zero")
-    assert (swept.effect() != 0).any(-1).all()
+def test_an_estimator_is_a_learner(published: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    estimator = published.estimator(monkeypatch, tmp_path)
+    expected = [
+        estimator.fit(xs[:-1].numpy(), ys[:-1, 0].numpy()).predict(xs[-1:].numpy())
+        for xs, ys in zip(PROMPTS.xs, PROMPTS.ys, strict=True)
+    ]
+    found = from_sklearn(estimator).predict(PROMPTS)
+    torch.testing.assert_close(found, torch.tensor(np.array(expected), dtype=found.dtype), rtol=1e-5, atol=1e-6)
+    assert found.std() > 0

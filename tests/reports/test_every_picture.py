@@ -65,7 +65,7 @@ def test_every_picture_of_a_report_shows_what_it_says(
     problems: list[str] = []
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    faults = section_faults(sections) + width_faults(tab, path, labels_at=(1300,))
+    faults = section_faults(sections) + width_faults(tab, path)
     tab.context.close()
     assert problems == []
     assert faults == []
