@@ -205,7 +205,7 @@ class Texts(Kind):
         picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
         numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
                    "chosen": study.chosen}  # fmt: skip
-        headline = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
+        headline = f"{first}; what reading and fine-tuning change inside it is {kind if above else 'not alike'}"
         facts = [
             (str(rows["accuracy after demonstrations"]), "accuracy after demonstrations; "
              f"{rows['accuracy without demonstrations']} without them"),

@@ -271,7 +271,8 @@ class Tokens(Kind):
         sentences |= {NOT_TESTED: " ".join(gaps)} if gaps else {}
         lines = {"highest of any head": [values[2] for values in best.values()],
                  "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
-        picture = score_bars("What the heads attend to", "share of attention", [*map(_task_of_head, best)], lines)
+        names = [f"{_task_of_head(score)}: head {at[0]}.{at[1]}" for score, at in best.items()]
+        picture = score_bars("What the heads attend to", "share of attention", names, lines)
         facts = [(f"{induction:.0%}", f"of {name}'s attention goes to the token after an earlier occurrence of the "
                   f"current one; {chance:.0%} if attention were uniform")]  # fmt: skip
         if FAITHFUL in rows:
@@ -284,8 +285,8 @@ class Tokens(Kind):
 
 
 def _task_of_head(score: str) -> str:
-    return {"previous_token": "the token before", "duplicate_token": "the same token earlier",
-            "induction": "the token after that one"}.get(score, score.replace("_", " "))  # fmt: skip
+    return {"previous_token": "the token before", "duplicate_token": "an earlier occurrence",
+            "induction": "the token after an earlier occurrence"}.get(score, score.replace("_", " "))  # fmt: skip
 
 
 def _since(formed: HeadsOverTraining) -> str:

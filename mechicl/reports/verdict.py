@@ -134,7 +134,10 @@ def has_learned(
     ratios = {name: ratio_interval(errors.double(), values.double()) for name, values in baselines.items()}
     words = " and ".join(f"{percent(ratio)} of that of {name}" for name, ratio in ratios.items())
     (name, first), *others = ratios.items()
-    next_to = [f"of the {loss} of {name}", *(f"{percent(ratio)} of that of {other}" for other, ratio in others)]
+    next_to = [
+        f"its {loss}, as a share of that of {name}",
+        *(f"{percent(ratio)} of {other}'s" for other, ratio in others),
+    ]
     fact = percent(first), "; ".join(next_to)
     for name, ratio in ratios.items():
         if not ratio.high < 1:
@@ -167,8 +170,6 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     is_named = identified.answer.name != NONE
     if nearness == "like":
         headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is not a copy of it"
-        if rivals:
-            headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
         if is_named:
             words += [f"The confidence in the name of its family is {sure}."] if sure else []
@@ -198,6 +199,8 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
                  f"The nearest, {name}, leaves {percent(distance)} of its predictions unexplained."]  # fmt: skip
         if nearness == "nearest":
             words.append(f"Up to {NEAR:.0%} would count as alike.")
+    if rivals and nearness != "none":
+        headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
     if identified.fingerprint is not None:
         words.insert(0, f"Whatever its name, it is {identified.fingerprint.description}.")
     if rivals:
@@ -221,8 +224,11 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         "n_prompts": distance.n,
     }
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
-    more = f" ({learner_phrase(unlike.name)}: {percent(identified.distance(unlike).mean)})" if unlike else ""
-    belief = "that it is none of the algorithms tried" if not is_named else "in the name of its family of algorithms"
+    more = f"; {percent(identified.distance(unlike).mean)} by the next, {learner_phrase(unlike.name)}" if unlike else ""
+    changed = f": on changed prompts, {percent(match.changed_distances.mean().item())} is unexplained"
+    belief = "in the name of its family of algorithms" if is_named else (
+        f"that it is none of the algorithms tried{changed if nearness == 'like' else ''}"
+    )  # fmt: skip
     share = f"of its predictions unexplained by {name}{more}"
     facts = [(percent(distance), share), *([(sure, f"confidence {belief}")] if sure else [])]
     return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import torch
 
-from mechicl.algorithms.card import is_for_scale
+from mechicl.algorithms.card import contains, is_for_scale
 from mechicl.algorithms.spectral_fit import SpectralLearner
-from mechicl.analysis.behaviour.families import FamilyMatch, Identification
+from mechicl.analysis.behaviour.families import NONE, FamilyMatch, Identification
 from mechicl.analysis.behaviour.fingerprints import NEARLY, Fingerprint, Violations
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
@@ -245,6 +245,7 @@ def probe_heatmap(result: ProbeResult, quantity: str | None = None) -> go.Figure
 N_FAMILIES = 6
 _FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = draw.COLORS["other algorithms"]
+MORE = "has it as a special case"
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
 
@@ -260,8 +261,9 @@ def verdict_figure(
 ) -> go.Figure:
     """Draw the share of a model's squared predictions that the nearest algorithms leave unexplained.
 
-    `match` is the algorithm that is named, `rivals` those tied with it, `untrained` the least share of an untrained
-    network, `near` the share up to which a model is called alike, and `zero` the learner with a share of 1.
+    `match` is the algorithm that is named, or the nearest if none is, `rivals` those tied with it, `untrained` the
+    least share of an untrained network, `near` the share up to which a model is called alike, and `zero` the learner
+    with a share of 1.
     """
     fig = draw.figure("Left unexplained by the nearest algorithms", "share of the model's squared predictions")
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
@@ -270,13 +272,20 @@ def verdict_figure(
     distances = [
         replace(d, mean=max(d.mean, _FLOOR), high=max(d.high, _FLOOR)) for d in map(identified.distance, shown)
     ]
-    kinds = ["named" if each is match else "tied with it" if each in rivals else "other algorithms" for each in shown]
-    for kind in [kind for kind in ("named", "tied with it", "other algorithms") if kind in kinds]:
+    first = "nearest" if identified.answer.name == NONE else "named"
+
+    def kind_of(each: FamilyMatch) -> str:
+        if each is match:
+            return first
+        return "tied with it" if each in rivals else MORE if contains(each.name, match.name) else "other algorithms"
+
+    kinds = [*map(kind_of, shown)]
+    for kind in [kind for kind in (first, "tied with it", MORE, "other algorithms") if kind in kinds]:
         at = [i for i, each in enumerate(kinds) if each == kind]
         fig.add_scatter(
             x=[distances[i].mean for i in at], y=[draw.literal(shown[i].name) for i in at], mode="markers", name=kind,
             error_x=draw.error_bars([distances[i] for i in at], log=True),
-            marker={"color": draw.COLORS[kind], "size": 10 if kind == "named" else 8},
+            marker={"color": draw.COLORS[kind], "size": 10 if kind == first else 8},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )  # fmt: skip
     marks = {zero: 1.0} | ({} if near is None else {"called alike": near})

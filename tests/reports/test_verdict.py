@@ -409,7 +409,7 @@ def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, h
     assert found == headline
     assert words.startswith(headline or "It has learned the task")
     assert f"{value} of that of predicting 0" in words
-    assert meaning.startswith("of the squared error of predicting 0; ")
+    assert meaning.startswith("its squared error, as a share of that of predicting 0; ")
 
 
 @dataclass(frozen=True)
