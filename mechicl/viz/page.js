@@ -107,10 +107,15 @@ function fitted(figure, room, first) {
     return own;
   });
   const below = panels.map((panel) => {
-    const names = labels(data, panel, "x"), turned = longest(names) > wide / Math.max(1, new Set(names).size);
-    if (names.length && !turned) panel.x.tickangle ??= 0;
+    const names = panel.x.ticktext ?? [...new Set(labels(data, panel, "x"))], slot = wide / Math.max(1, names.length) - 6;
+    const lines = names.map((name) => broken(name, slot)), tall = Math.max(1, ...lines.map(numberOfLines));
+    const turned = longest(lines.flatMap((name) => name.split("<br>"))) > slot;
+    if (names.length && !turned) {
+      panel.x.tickangle = 0;
+      if (tall > 1) Object.assign(panel.x, { tickmode: "array", tickvals: panel.x.ticktext ? panel.x.tickvals : names, ticktext: lines });
+    }
     const title = numberOfLines(titleOf(panel.x));
-    panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : 0) + (title ? 12 + LINE * title : 0);
+    panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : LINE * (tall - 1)) + (title ? 12 + LINE * title : 0);
     return panel.under + (bars.has(panel) ? 76 : 0);
   });
 
