@@ -106,8 +106,9 @@ function fitted(figure, room, first) {
     }
     return own;
   });
-  const below = panels.map((panel) => {
-    const names = panel.x.ticktext ?? [...new Set(labels(data, panel, "x"))], slot = wide / Math.max(1, names.length) - 6;
+  const below = panels.map((panel, i) => {
+    const square = panel.x.scaleanchor || panel.y.scaleanchor;
+    const names = panel.x.ticktext ?? [...new Set(labels(data, panel, "x"))], slot = (square ? Math.min(wide, high[i]) : wide) / Math.max(1, names.length) - 6;
     const lines = names.map((name) => broken(name, slot)), tall = Math.max(1, ...lines.map(numberOfLines));
     const turned = longest(lines.flatMap((name) => name.split("<br>"))) > slot;
     if (names.length && !turned) {
