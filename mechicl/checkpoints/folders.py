@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mechicl.base.arguments import ArgumentError, checked
@@ -34,7 +33,6 @@ from mechicl.checkpoints.checkpoint import (
 )
 from mechicl.checkpoints.hub import FILES, PREFIX, Reference, download, model_card, upload
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
-from mechicl.models.config_checks import dtype_name
 from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 
@@ -115,8 +113,7 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
             _check_snapshots(*read_outline(snapshots_path), outline)
             _check_digest(snapshots_path, digests)
             weights, metadata = read_tensors(snapshots_path)
-            dtype = models[0].cfg.torch_dtype  # snapshots in files may have half of that
-            snapshots = _snapshots({name: each.to(dtype) for name, each in weights.items()}, metadata)
+            snapshots = _snapshots(_in_full(cfg, weights), metadata)
     title = Reference.parse(str(name)).repository if _is_on_hub(name) else folder.name
     return replaced(Checkpoint(title, models, record, snapshots))
 
@@ -297,9 +294,13 @@ def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int
 
 
 def _in_full(cfg: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights that a file has in bfloat16, at half the size, to the float32 of the config."""
-    full = dtype_name(cfg.dtype) == "float32"
-    return {name: each.float() if full and each.dtype == torch.bfloat16 else each for name, each in weights.items()}
+    """Convert weights that a file has at half the size to the config's dtype."""
+    dtype = cfg.torch_dtype
+
+    def is_half(weight: Tensor) -> bool:
+        return weight.is_floating_point() and weight.itemsize < dtype.itemsize
+
+    return {name: weight.to(dtype) if is_half(weight) else weight for name, weight in weights.items()}
 
 
 def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:

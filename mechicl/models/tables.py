@@ -346,15 +346,8 @@ class TableTransformer(PromptedModel):
 
     # ---- the stream of the label's column ----
 
-    @checked
-    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the stream of the label's column before the first layer and after each; see `PromptedModel`."""
-        stream = self.forward(prompts, stop_at_layer=0)
-        rows = self._positions(at, stream.shape[1])
-        yield stream[:, rows, -1]
-        for layer in range(self.cfg.n_layers):
-            stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, rows, -1]
+    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
+        return stream[:, positions, -1]
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         return self._query_streams_one_by_one(prompts, queries, points)

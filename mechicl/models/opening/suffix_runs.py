@@ -11,8 +11,9 @@ from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformers.cache_utils import DynamicLayer
 
-from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
+from mechicl.models.opening.adapter import Hook, ModelAdapter
 
+N_TRIED = 8  # prompts on which a run with cached keys and values is compared with a whole one
 MOST_ROWS = 128
 """Largest number of rows in a run: more rows take as long."""
 
