@@ -52,12 +52,7 @@ def remove_leftovers(*folders: Path) -> None:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Check that a path is a regular file of at most `most` bytes, before it is opened.
-
-    Raises:
-        FileNotFoundError: the path does not exist, or is a folder.
-        ValueError: a pipe or a device, which might never end, or a larger file.
-    """
+    """Check that a path is a regular file of at most `most` bytes (ValueError), not a folder (FileNotFoundError)."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise FileNotFoundError(f"{path} is a folder, not a file")

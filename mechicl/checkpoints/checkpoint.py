@@ -124,18 +124,6 @@ class Checkpoint:
         return [i * n + j for i, each in enumerate(tasks) for j, loss in enumerate(each) if loss > STUCK * min(each)]
 
     @property
-    def stuck_seeds(self) -> list[int]:
-        """The training seeds that are stuck, by the same rule as `stuck`; for several tasks use the parts of `by_task`.
-
-        Example:
-            >>> load_checkpoint("softmax-2h").stuck_seeds
-            [4]
-        """
-        if self._n_seeds != len(self.models):
-            raise CheckpointError(f"{self.name} has several tasks with the same seeds: use the parts of by_task()")
-        return [self.seeds[i] for i in self.stuck]
-
-    @property
     def _n_seeds(self) -> int:
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
 

@@ -272,17 +272,6 @@ def _check_seeds(record: dict[str, Any], n_models: int) -> None:
 def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:
     """Refuse a record that was changed since it was saved, or that `save` would not write."""
     _check_seeds(record, n_models)
-    for name in ("training", "curve"):
-        if not isinstance(record.get(name, {}), dict):
-            raise ValueError(f"{name} must be an object, got {type(record[name]).__name__}")
-    if not isinstance(record.get("training", {}).get("more_tasks", []), list):
-        raise ValueError("training.more_tasks must be a list")
-    for name in ("loss", "eval_loss"):
-        lines = record.get("curve", {}).get(name) or []
-        if not isinstance(lines, list) or not all(isinstance(line, list) and len(line) == n_models for line in lines):
-            raise ValueError(f"curve.{name} must be a list of lists of {n_models} losses, one a model")
-        if not all(loss is None or isinstance(loss, int | float) for line in lines for loss in line):
-            raise ValueError(f"every loss of curve.{name} must be a number or null")
     if unknown := sorted(set(digests) - set(FILES)):
         raise ValueError(f"it has digests (sha256) of {unknown}, which are not files of a checkpoint")
     own = _record_digest(record)
@@ -298,7 +287,7 @@ def _in_full(cfg: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     dtype = cfg.torch_dtype
 
     def is_half(weight: Tensor) -> bool:
-        return weight.is_floating_point() and weight.itemsize < dtype.itemsize
+        return weight.is_floating_point() and 2 * weight.itemsize == dtype.itemsize
 
     return {name: weight.to(dtype) if is_half(weight) else weight for name, weight in weights.items()}
 

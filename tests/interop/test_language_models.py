@@ -17,7 +17,6 @@ from mechicl.interop import language_models, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
-from tests.bounds import make_no_file
 from tests.text.models import reader, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -105,14 +104,6 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     torch.testing.assert_close(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2], atol=1e-3)
     assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_with_a_pipe_is_refused(gpt2, name):
-    folder, _ = gpt2
-    make_no_file(folder / name, "pipe")
-    with pytest.raises(ValueError, match=f"{name} is a pipe"):
-        load_language_model(folder)
 
 
 def test_folders_have_no_revisions(gpt2):

@@ -41,11 +41,9 @@ class StreamRuns:
         *,
         rest: bool = False,
     ) -> Float[Tensor, "prompt y"]:
-        """Replace the streams of the query, or of the context, by the source's after some layers.
+        """Replace the streams of the query, or of the context (or some points of it), by the source's at some layer.
 
-        Args:
-            basis: replace only the part in the span of these orthonormal columns (`rest`: the part orthogonal to them).
-            point: replace only the tokens of this context point, or of a range of them.
+        With a `basis` only the part in the span of its orthonormal columns (`rest`: the part orthogonal to them).
         """
         where = self._positions(place)
         if point is not None:

@@ -37,19 +37,12 @@ MINGPT = Family(
 
 @dataclass(frozen=True)
 class LensFiles:
-    """A config and a state dict in TransformerLens' format.
+    """A config and a state dict in TransformerLens' format."""
 
-    Attributes:
-        name: name on the hub, or of the folder.
-        config: the contents of config.json.
-        weights: path of the state dict.
-        checkpoint: step of the training, or None for the end of it.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    weights: Path
-    checkpoint: int | None = None
+    name: str  # on the hub, or of the folder
+    config: Mapping[str, Any]  # the contents of config.json
+    weights: Path  # of the state dict
+    checkpoint: int | None = None  # step of the training; None for the end of it
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -101,11 +94,7 @@ def _turn_old(weights: Mapping[str, Tensor], n_layers: int) -> dict[str, Tensor]
 
 
 def find_lens_files(name: str, options: Mapping[str, Any], index: int | None, step: int | None) -> LensFiles | None:
-    """Find a model in TransformerLens' format in a folder or on the hub; None for a folder or name of another kind.
-
-    Raises:
-        ValueError: no such checkpoint, or not one state dict.
-    """
+    """Find a model in TransformerLens' format in a folder or on the hub; None for a folder or name of another kind."""
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():

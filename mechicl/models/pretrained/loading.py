@@ -39,7 +39,6 @@ def open_pretrained(
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
     tokenizer: Any,
-    padding_side: Any,
     fields: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Model:
@@ -76,7 +75,7 @@ def open_pretrained(
     if tokenizer is None and tokenizer_name is not None:
         tokenizer = _load_tokenizer(tokenizer_name, options, is_needed=not copies)
     if tokenizer is not None:
-        model.set_tokenizer(tokenizer, padding_side)
+        model.set_tokenizer(tokenizer)
     return model
 
 
@@ -88,12 +87,7 @@ def from_transformers(
     fields: Mapping[str, Any] | None = None,
     copies: bool = True,
 ) -> Model:
-    """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory.
-
-    Raises:
-        ValueError: an unknown family, a choice of the config that is not computed, quantized weights, or weights that
-            do not fit the config.
-    """
+    """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory."""
     check_float_weights(hf_model)
     config = hf_model.config
     family, translated = find_family(config), config_fields(config)

@@ -95,10 +95,11 @@ class LensPretrained(LensNames):
             device=device if move_to_device else None,
             dtype=from_pretrained_kwargs.pop("torch_dtype", dtype),
             tokenizer=tokenizer,
-            padding_side=default_padding_side,
             fields={"n_layers": first_n_layers, "n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
             options=from_pretrained_kwargs,
         )
+        if default_padding_side is not None and model.tokenizer is not None:
+            model.tokenizer.padding_side = default_padding_side
         steps: dict[str, Any] = {
             "fold_ln": fold_ln, "center_writing_weights": center_writing_weights, "center_unembed": center_unembed,
             "fold_value_biases": fold_value_biases,
