@@ -17,9 +17,7 @@ NEW = ".new"
 MOST_BYTES = 64 * 2**20
 """Largest JSON file or table that is read; such files are untrusted."""
 MOST_VALUES = 4_000_000
-"""Most values, names and brackets in such a file; each takes up to a hundred bytes of memory."""
-MOST_BYTES_OF_WORDS = 8 * 2**20
-"""Largest such file with non-ASCII characters, which take four bytes each; JSON written here has none."""
+"""Most values of a table or of a training's curves; each takes up to a hundred bytes of memory."""
 _NUMBERS = re.compile(r"\[(\n[-+.\deE,\s]+)\]")
 TEMPORARY = re.compile(r"\.(?P<machine>[^.]+)\.(?P<process>\d+)\.tmp$")
 
@@ -54,12 +52,7 @@ def remove_leftovers(*folders: Path) -> None:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Check that a path is a regular file of at most `most` bytes, before it is opened.
-
-    Raises:
-        FileNotFoundError: the path does not exist, or is a folder.
-        ValueError: a pipe or a device, which might never end, or a larger file.
-    """
+    """Check that a path is a regular file of at most `most` bytes (ValueError), not a folder (FileNotFoundError)."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise FileNotFoundError(f"{path} is a folder, not a file")
@@ -179,10 +172,6 @@ def json_bytes(data: Any) -> bytes:
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """Read a JSON object of at most `most` bytes; a missing file is FileNotFoundError, any other fault ValueError."""
     data = read_bytes(path, most)
-    check_values(path, data)
-    if len(data) > MOST_BYTES_OF_WORDS and not data.isascii():
-        raise ValueError(f"{path} has {len(data):,} bytes, not all of them ASCII; such a file is read up to "
-                         f"{MOST_BYTES_OF_WORDS:,}")  # fmt: skip
     try:
         read = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # including endless nesting and numbers of 5,000 digits
@@ -190,9 +179,3 @@ def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"{path} must contain a JSON object, got {type(read).__name__}")
     return read
-
-
-def check_values(path: Path, data: bytes) -> None:
-    """Refuse (ValueError) JSON of more values than fit into reasonable memory."""
-    if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:
-        raise ValueError(f"{path} has more than {MOST_VALUES:,} values, names and brackets")

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: written atomically, read without executing anything."""
+"""Tensors in safetensors files, written atomically, and in files of `torch.save`; reading never executes anything."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from mechicl.base.files import check_file, write_bytes
 
-MOST_HEADER = 8 * 2**20
-"""Largest header in bytes: names, types and shapes of some 70,000 tensors."""
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -50,8 +48,7 @@ def signed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and metadata of a safetensors file, without executing anything.
 
-    Raises FileNotFoundError, or ValueError for a file that is damaged, not regular, of another format, or has a large
-    header.
+    Raises FileNotFoundError, or ValueError for a file that is damaged, not regular, or of another format.
     """
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
@@ -69,6 +66,18 @@ def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return outline, dict(file.metadata() or {})
 
 
+def read_torch_file(path: Path) -> Any:
+    """Read tensors and plain data that `torch.save` wrote; ValueError for a file with anything else."""
+    check_file(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever is refused
+        # without torch's advice to load it anyway
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
+        reason = (lines or [type(error).__name__])[0].partition(". Please")[0]
+        raise ValueError(f"{path} is not a checkpoint of tensors and plain data: {reason}") from error
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     check_file(path)
@@ -77,8 +86,6 @@ def _opened(path: Path) -> Iterator[Any]:
     pickled = start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start[:4] == b"PK\x03\x04"
     hint = "it looks like a pickle, which is never loaded" if pickled else "truncated or damaged?"
     try:
-        if MOST_HEADER < int.from_bytes(start, "little") < path.stat().st_size:
-            raise ValueError(f"its header has more than {MOST_HEADER:,} bytes")
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError) as error:

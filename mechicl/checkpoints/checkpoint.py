@@ -20,8 +20,6 @@ from mechicl.tasks import AnyTask, task_from_dict
 
 STUCK = 1.1
 """A seed is stuck if its held-out loss at the end of training is above this many times the best seed's."""
-MOST_LAYERS = 10_000
-"""Most layers of all models of a checkpoint: each takes tens of kilobytes even if its weights are small."""
 FIRST = 1_000_003
 """Seed of the first model's new weights; no training of ours starts from it."""
 _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
@@ -126,18 +124,6 @@ class Checkpoint:
         return [i * n + j for i, each in enumerate(tasks) for j, loss in enumerate(each) if loss > STUCK * min(each)]
 
     @property
-    def stuck_seeds(self) -> list[int]:
-        """The training seeds that are stuck, by the same rule as `stuck`; for several tasks use the parts of `by_task`.
-
-        Example:
-            >>> load_checkpoint("softmax-2h").stuck_seeds
-            [4]
-        """
-        if self._n_seeds != len(self.models):
-            raise CheckpointError(f"{self.name} has several tasks with the same seeds: use the parts of by_task()")
-        return [self.seeds[i] for i in self.stuck]
-
-    @property
     def _n_seeds(self) -> int:
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
 
@@ -227,9 +213,6 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
     if len(layers) != n_layers:
         raise ValueError(f"the weights are those of {len(layers)} layers, n_layers={cfg.n_layers} requires {n_layers}")
     n_models = {tensor.shape[0] for tensor in stacked.values() if tensor.ndim}
-    if max(cfg.n_layers, 1) * max(n_models, default=1) > MOST_LAYERS:
-        words = f"{max(n_models, default=1):,} models of n_layers={cfg.n_layers:,}"
-        raise ValueError(f"{words} are more than the {MOST_LAYERS:,} layers that a checkpoint may have")
     try:
         expected = _named_tensors(outline(cfg))
     except (RuntimeError, OverflowError, TypeError) as error:  # the number of elements overflows

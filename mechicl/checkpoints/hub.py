@@ -16,13 +16,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mechicl.base.files import MOST_BYTES
 from mechicl.checkpoints.checkpoint import CheckpointError
 
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
 """The files that are downloaded or uploaded, apart from the model card."""
-MOST_FETCHED = 16 * 2**30
-"""Largest file of weights that is downloaded, in bytes."""
 PREFIX = "hf://"
 _FACTS = (  # fields of a training config that a card shows
     "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
@@ -47,7 +44,6 @@ class Reference(NamedTuple):
 def download(text: str) -> Path:
     """Download a repository's checkpoint, all of one commit, and return its folder in the hub's cache."""
     repository, revision = Reference.parse(text)
-    _check_sizes(repository, revision)
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
     except GatedRepoError as error:
@@ -60,19 +56,6 @@ def download(text: str) -> Path:
         ) from error
     except (HTTPError, HFValidationError, IncompleteSnapshotError, OSError) as error:
         raise CheckpointError(f"{repository} could not be read from the hub: {error}") from error
-
-
-def _check_sizes(repository: str, revision: str | None) -> None:
-    try:
-        entries = HfApi().list_repo_tree(repository, revision=revision)
-        sizes = {entry.path: getattr(entry, "size", 0) for entry in entries}
-    except (HTTPError, HFValidationError, OSError, ValueError):  # the download reports it
-        return
-    for name in FILES:
-        most = MOST_BYTES if name.endswith(".json") else MOST_FETCHED
-        if sizes.get(name, 0) > most:
-            advice = ": download it yourself and load the folder" if most == MOST_FETCHED else ""
-            raise CheckpointError(f"{repository}: {name} has {sizes[name]:,} bytes, more than {most:,}{advice}")
 
 
 def upload(folder: Path, repository: str, card: str, *, private: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mechicl.base.annotations import short
 from mechicl.base.arguments import checked
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
 from mechicl.checkpoints.folders import load_checkpoint, save
@@ -75,32 +76,28 @@ def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
             raise CheckpointError(f"{name}: its record has no {missing.pop()!r}, so it cannot be joined")
         if part.record["training"].get("more_tasks"):
             raise CheckpointError(f"{name} was trained on several tasks at once; join() takes one task")
-    first, name = parts[0], names[0]
+    first, name = _to_compare(parts[0]), names[0]
     for part, other in zip(parts[1:], names[1:], strict=True):
-        if differences := _differences(first.models[0].cfg.to_dict(), part.models[0].cfg.to_dict()):
-            raise CheckpointError(f"{other} is another model than {name}: {differences}")
-        ours, theirs = (_training(each) for each in (first, part))
-        common = ours.keys() & theirs.keys()  # an older version without a field trained with its default
-        if differences := _differences(*({key: each[key] for key in ours if key in common} for each in (ours, theirs))):
-            raise CheckpointError(f"{other} was trained otherwise than {name}: {differences}")
-        done, expected = part.record.get("steps_done"), first.record.get("steps_done")
-        if done != expected:
-            raise CheckpointError(f"{other} has done {done} steps, {name} {expected}: train both to the same step")
-        for key in ("eval_step", "step"):
-            if part.record.get("curve", {}).get(key) != first.record.get("curve", {}).get(key):
-                raise CheckpointError(f"the curve of {other} has other steps ({key}) than that of {name}")
-        if (part.snapshots and part.snapshots.steps) != (first.snapshots and first.snapshots.steps):
-            raise CheckpointError(f"the snapshots of {other} are of other steps than those of {name}")
+        for what, theirs in _to_compare(part).items():
+            ours = first[what]
+            # an older version without a field trained with its default
+            if keys := [key for key in ours if key in theirs and ours[key] != theirs[key]]:
+                values = ((key, short(repr(theirs[key])), short(repr(ours[key]))) for key in keys)
+                differences = ", ".join(f"{key} {its} instead of {others}" for key, its, others in values)
+                raise CheckpointError(f"{other} has another {what} than {name}: {differences}")
     seeds = [seed for part in parts for seed in part.record["seeds"]]
     if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise CheckpointError(f"seeds {twice} are in more than one of {', '.join(names)}: give each seed once")
 
 
-def _training(checkpoint: Checkpoint) -> dict[str, Any]:
+def _to_compare(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """Return the parts of a checkpoint that are the same in all runs of one training."""
     config = {k: v for k, v in checkpoint.record["training"].items() if k not in MAY_DIFFER}
-    return config | {"task": task_to_dict(checkpoint.task), "model": None}  # the models' own configs were compared
-
-
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> str:
-    keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
-    return ", ".join(f"{key} {b.get(key)!r} instead of {a.get(key)!r}" for key in keys)
+    curve, snapshots = checkpoint.record.get("curve", {}), checkpoint.snapshots
+    return {
+        "model": checkpoint.models[0].cfg.to_dict(),
+        "training config": config | {"task": task_to_dict(checkpoint.task), "model": None},
+        "number of steps": {"steps_done": checkpoint.record.get("steps_done")},
+        "learning curve": {key: curve.get(key) for key in ("eval_step", "step")},
+        "set of snapshots": {"steps": snapshots and snapshots.steps},
+    }

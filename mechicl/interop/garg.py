@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 from transformers import GPT2Config
 
-from mechicl.base.arguments import ArgumentError, Count, NonNegative, checked, fits
-from mechicl.base.outside_files import read_torch_file, read_yaml
+from mechicl.base.arguments import ArgumentError, Count, checked, fits
+from mechicl.base.files import read_bytes
+from mechicl.base.tensor_files import read_torch_file
 from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.pretrained.conversion import convert_weights
@@ -64,7 +66,6 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         if not fits(fields.get(name), Count):
             raise ArgumentError(f"{name} must be an int of at least 1, got {fields.get(name)!r}")
     width = fields["n_embd"]
-    # before memory of the sizes in the config is allocated
     expected = {
         "_read_in.weight": (width, fields["n_dims"]),
         "_backbone.wpe.weight": (2 * fields["n_positions"], width),
@@ -73,8 +74,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         if name not in state_dict or tuple(state_dict[name].shape) != shape:
             found = tuple(state_dict[name].shape) if name in state_dict else "no such weight"
             raise ValueError(f"{name} must be {shape} by the config, got {found}")
-    if (n_layers := fields["n_layer"]) > len(state_dict):
-        raise ValueError(f"n_layer={n_layers}, but the state dict has {len(state_dict)} weights")
+    n_layers = fields["n_layer"]
     cfg = TransformerConfig(
         x_dim=fields["n_dims"], n_context=fields["n_positions"] - 1, prompt_format="interleaved", n_layers=n_layers,
         n_heads=fields["n_head"], d_model=width, d_mlp=4 * width, act_fn="gelu_new", attention="softmax",
@@ -110,10 +110,10 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: as for `from_garg`; the config is not a mapping; `state.pt` contains anything but tensors and plain
-            data, has compressed parts, or was written by torch before 1.6.
+            data.
     """
     folder = Path(folder)
-    config = read_yaml(folder / "config.yaml")
+    config = _read_yaml(folder / "config.yaml")
     if not isinstance(config, Mapping) or not isinstance(config.get("model", config), Mapping):
         raise ValueError(f"{folder / 'config.yaml'} has no model section")
     path = folder / ("state.pt" if step is None else f"model_{step}.pt")
@@ -127,6 +127,13 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
         raise ValueError(f"{folder}: {error}") from error
 
 
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(read_bytes(path).decode("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not plain YAML: {error}") from error
+
+
 def load_garg_state(path: Path) -> dict[str, Tensor]:
     """Load the state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`; raises like `load_garg`."""
     checkpoint = read_torch_file(path)
@@ -135,84 +142,59 @@ def load_garg_state(path: Path) -> dict[str, Tensor]:
         state = checkpoint if "_read_in.weight" in checkpoint else checkpoint.get("model_state_dict")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ValueError(f"{path} has no 'model_state_dict' of named weights")
-    if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > path.stat().st_size:
-        raise ValueError(f"{path} is smaller than its weights: several names share one weight")
     return dict(state)
 
 
 # ---- the task in a run's config ----
 
 
-SCALE = {"scale": ("weight_scale", 1.0, NonNegative)}
 GAUSSIAN = partial(LinearRegression, inputs="gaussian")
-TASKS: dict[str, tuple[Any, dict[str, tuple[str, Any, Any]]]] = {
-    "linear_regression": (GAUSSIAN, SCALE),
-    "noisy_linear_regression": (GAUSSIAN, {**SCALE, "noise_std": ("noise_std", 0.0, NonNegative)}),
-    "sparse_linear_regression": (SparseLinearRegression, {"sparsity": ("sparsity", 3, Count)}),
+TASKS: dict[str, tuple[Any, dict[str, str]]] = {
+    "linear_regression": (GAUSSIAN, {"scale": "weight_scale"}),
+    "noisy_linear_regression": (GAUSSIAN, {"scale": "weight_scale", "noise_std": "noise_std"}),
+    "sparse_linear_regression": (partial(SparseLinearRegression, sparsity=3), {"sparsity": "sparsity"}),
     "quadratic_regression": (QuadraticRegression, {}),
-    "relu_2nn_regression": (ReluNetworks, {"hidden_layer_size": ("n_hidden", 4, Count)}),
-    "decision_tree": (DecisionTrees, {"depth": ("depth", 4, Count)}),
+    "relu_2nn_regression": (partial(ReluNetworks, n_hidden=4), {"hidden_layer_size": "n_hidden"}),
+    "decision_tree": (partial(DecisionTrees, depth=4), {"depth": "depth"}),
 }
-"""Our task for each of theirs, and the fields for its `task_kwargs`, with their defaults and constraints."""
-
-
-class _NoTask(Exception):
-    """The library has no such task; the message is the reason."""
+"""Our task for each of theirs, with their defaults, and the fields for its `task_kwargs`."""
 
 
 def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDistribution | None:
     """Return the task in a run's config, with the numbers of points and of non-zero inputs that its curriculum reached.
 
-    Supported on Gaussian inputs, with their `task_kwargs`: "linear_regression", "noisy_linear_regression",
-    "sparse_linear_regression", "quadratic_regression", "relu_2nn_regression" and "decision_tree". `config` is the run's
-    `config.yaml` as a mapping, `step` a snapshot's (default: the end). None without a training section or, with a
-    warning, for another task, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
+    Supported are the `TASKS` on Gaussian inputs. `config` is the run's `config.yaml` as a mapping, `step` a snapshot's
+    (default: the end). None without a training section or, with a warning, for another task, other inputs, or a pool of
+    `num_tasks` tasks, which those runs do not save.
     """
     training, model = config.get("training"), config.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping) or "task" not in training:
         return None
     try:
         return _task(training, model["n_dims"], step)
-    except _NoTask as reason:
+    except (TypeError, ValueError) as reason:
         warn(f"the task of the run is not supported: {reason}")
         return None
 
 
 def _task(training: Mapping[str, Any], x_dim: int, step: int | None) -> PromptDistribution:
     if training.get("data", "gaussian") != "gaussian":
-        raise _NoTask(f"its inputs are {training['data']!r}, not 'gaussian'")
+        raise ValueError(f"its inputs are {training['data']!r}, not 'gaussian'")
     if training.get("num_tasks") is not None:
-        raise _NoTask(f"it has a pool of num_tasks={training['num_tasks']} tasks, which runs do not save")
-    name, arguments = training["task"], training.get("task_kwargs") or {}
-    if not isinstance(arguments, Mapping):
-        raise _NoTask(f"task_kwargs={arguments!r}")
-    arguments = dict(arguments)
+        raise ValueError(f"it has a pool of num_tasks={training['num_tasks']} tasks, which runs do not save")
     points, dims = (_last_value(training, kind, step) for kind in ("points", "dims"))
-    if points is None or points < 1:
-        raise _NoTask("training.curriculum.points has no 'end', a number of points")
+    if points is None:
+        raise ValueError("training.curriculum.points has no 'end', a number of points")
     active = None if dims is None or dims >= x_dim else dims
-    sizes: dict[str, Any] = {"x_dim": x_dim, "n_context": points - 1, "active_dims": active}
+    name, arguments = training["task"], dict(training.get("task_kwargs") or {})
     if name not in TASKS or (name == "decision_tree" and active):
-        raise _NoTask(f"task={name!r}" + (f" with {active} of {x_dim} inputs non-zero" if active else ""))
-    if name == "noisy_linear_regression" and arguments.pop("renormalize_ys", False):
-        raise _NoTask("renormalize_ys=True divides targets by their standard deviation over the batch")
-    if name == "sparse_linear_regression" and arguments.pop("valid_coords", None) not in (None, active or x_dim):
-        raise _NoTask("task_kwargs.valid_coords differs from the number of non-zero inputs")
-    kind, options = TASKS[name]
-    if "scale" not in options and (scale := float(_pop(arguments, "scale", 1.0, NonNegative))) != 1:
-        raise _NoTask(f"task_kwargs.scale={scale} of task={name!r}")
-    for theirs, (ours, default, allowed) in options.items():
-        sizes[ours] = type(default)(_pop(arguments, theirs, default, allowed))
-    if arguments:
-        raise _NoTask(f"task_kwargs={arguments}")
-    return kind(**sizes)
-
-
-def _pop(arguments: dict[str, Any], name: str, default: float, kind: Any) -> Any:
-    value = arguments.pop(name, default)
-    if not fits(value, kind):
-        raise _NoTask(f"task_kwargs.{name}={value!r}")
-    return value
+        raise ValueError(f"task={name!r}" + (f" with {active} of {x_dim} inputs non-zero" if active else ""))
+    kind, names = TASKS[name]
+    options = {ours: arguments.pop(theirs) for theirs, ours in names.items() if theirs in arguments}
+    neutral = {"scale": 1, "renormalize_ys": False, "valid_coords": active or x_dim}
+    if others := {key: value for key, value in arguments.items() if value not in (None, neutral.get(key))}:
+        raise ValueError(f"task={name!r} with task_kwargs={others}")
+    return kind(x_dim=x_dim, n_context=points - 1, active_dims=active, **options)
 
 
 def _last_value(training: Mapping[str, Any], kind: str, step: int | None) -> int | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from mechicl.base.arguments import ArgumentError, check_fields, checked
@@ -19,7 +18,7 @@ from mechicl.checkpoints import UnknownSeedError, are_weights_random, available,
 from mechicl.models import HookedTransformer
 from mechicl.models.config_checks import check_device
 from mechicl.models.pretrained.families import is_computed
-from mechicl.models.pretrained.folders import ModelFolder, check_gguf, download, refuse_differences
+from mechicl.models.pretrained.folders import ModelFolder, download, refuse_differences
 from mechicl.models.pretrained.loading import check_float_weights, from_transformers, read_dtype
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
@@ -87,10 +86,9 @@ def load_language_model(
     Raises:
         UnknownSeedError: there are no weights of such a seed.
         ValueError: the names and shapes of the weights in the files are not those that the config requires (known
-            buffers and tied weights excepted), or the weights are integers, quantized, or not safetensors; the config
-            in a folder claims more than its weights; an adapter without its model; no tokenizer; a device or dtype
-            that cannot be used; the mechicl checkpoint was not trained on texts; a revision was given for a folder; or
-            TransformerLens does not support the architecture.
+            buffers and tied weights excepted), or the weights are integers, quantized, or not safetensors; an adapter
+            without its model; no tokenizer; a device or dtype that cannot be used; the mechicl checkpoint was not
+            trained on texts; a revision was given for a folder; or TransformerLens does not support the architecture.
         ImportError: a GGUF file without the package `gguf`.
         OSError: no such model or file, or no network connection to fetch it.
 
@@ -215,12 +213,9 @@ def load_gguf(
         raise FileNotFoundError(f"{name} has no file gguf_file={gguf_file!r}; its GGUF files are {files}")
     where = {"gguf_file": gguf_file, "trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     with _named_errors(str(name)):
-        is_folder = Path(name).is_dir()
-        fetched = Path(name) / gguf_file if is_folder else hf_hub_download(str(name), gguf_file, revision=revision)
-        config = check_gguf(Path(fetched))
         tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(name), config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
+            str(name), dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
         )
         model, report = loaded
         refuse_differences(f"{name}/{gguf_file}", report)

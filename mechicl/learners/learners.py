@@ -264,12 +264,7 @@ def named(learners: Learners) -> dict[str, Any]:
 
 
 def named_learners(learners: Learners) -> dict[str, Any]:
-    """Return learners by name, or else by their `name` or type, numbered where several share one.
-
-    Example:
-        >>> list(named_learners([AlgorithmFamily(algorithms.ridge, "penalty", (0.1, 1.0))]))
-        ['ridge (penalty)']
-    """
+    """Return learners by name as `named` does; TypeError for anything else."""
     learners = named(learners)
     for name, each in learners.items():
         if not isinstance(each, Learner):
@@ -301,8 +296,7 @@ def predictions_at(
 ) -> Float[Tensor, "prompt point y"]:
     """Return a learner's predictions of the "query" alone (one point, by `predict`), or of all "points".
 
-    Raises:
-        ArgumentError: its code fails, or returns something else than predictions; the message has the learner's `name`.
+    An error in its code, or anything else than predictions, is an ArgumentError with the learner's `name`.
     """
     if at == "points" and not isinstance(learner, PrefixLearner):
         raise TypeError(

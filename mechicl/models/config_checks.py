@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
-from mechicl.base.arguments import ArgumentError, checked
+from mechicl.base.arguments import ArgumentError, check_fields, checked
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Config = TypeVar("Config")
@@ -61,6 +61,10 @@ class OwnConfig:
     architecture: ClassVar[str]
     y_dim: int
     dtype: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_dtype_and_device(self)
 
     @property
     def d_out(self) -> int:

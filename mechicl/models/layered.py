@@ -76,17 +76,12 @@ class LayeredModel(HookedRootModule):
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _checked(predict(prompts))
+        each, bound = max(self.bytes_per_prompt(prompts), 1), settings.memory
+        if prompts.xs.device.type == "cpu":
+            bound = min(bound, max(FAST_BYTES, FEWEST * each))
         with torch.no_grad():
-            if len(prompts) == 1:
-                return _checked(predict(prompts))
-            each = max(self.bytes_per_prompt(prompts), 1)
-            bound = settings.memory
-            if prompts.xs.device.type == "cpu":
-                bound = min(bound, max(FAST_BYTES, FEWEST * each))
-            at_a_time = max(1, int(bound / each))
-            if len(prompts) <= at_a_time:
-                return _checked(predict(prompts))
-            return _checked(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
+            parts = [predict(part) for part in prompts.split(max(1, int(bound / each)))]
+        return _checked(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     # ---- the stream, layer by layer ----
 

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import Count, Natural, check_fields, checked
+from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
+from mechicl.models.config_checks import OwnConfig
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -52,10 +52,6 @@ class LSTMConfig(OwnConfig):
     prompt_format = "interleaved"
     keys = "causal"  # in the transformers' terms
     one_pass = True
-
-    def __post_init__(self):
-        check_fields(self)
-        check_dtype_and_device(self)
 
     @property
     def format(self) -> Interleaved:

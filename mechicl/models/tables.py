@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.annotations import described
-from mechicl.base.arguments import ArgumentError, Count, Natural, check_fields, checked
+from mechicl.base.arguments import ArgumentError, Count, Natural, checked
 from mechicl.base.threads import holds_models
-from mechicl.models.config_checks import OwnConfig, check_dtype_and_device
+from mechicl.models.config_checks import OwnConfig
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.layers import MLP
@@ -66,8 +66,7 @@ class TableConfig(OwnConfig):
     recurrent = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_dtype_and_device(self)
+        super().__post_init__()
         if self.d_model % self.n_heads:
             raise ValueError(f"n_heads must divide d_model, got n_heads={self.n_heads} and d_model={self.d_model}")
         if self.predicts == "classes" and self.y_dim < 2:
@@ -346,15 +345,8 @@ class TableTransformer(PromptedModel):
 
     # ---- the stream of the label's column ----
 
-    @checked
-    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the stream of the label's column before the first layer and after each; see `PromptedModel`."""
-        stream = self.forward(prompts, stop_at_layer=0)
-        rows = self._positions(at, stream.shape[1])
-        yield stream[:, rows, -1]
-        for layer in range(self.cfg.n_layers):
-            stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
-            yield stream[:, rows, -1]
+    def _at_positions(self, stream: Tensor, positions: slice) -> Float[Tensor, "prompt row d_model"]:
+        return stream[:, positions, -1]
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         return self._query_streams_one_by_one(prompts, queries, points)

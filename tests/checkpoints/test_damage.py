@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mechicl.checkpoints import CheckpointError, Snapshots, load, load_checkpoint, save
+from mechicl.checkpoints import CheckpointError, Snapshots, load_checkpoint, save
 from mechicl.checkpoints.checkpoint import check_stack, models_from_stack, stack_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.models.architectures import outline
 from tests.bounds import bounded, make_no_file
 from tests.checkpoints import CONFIGS, change_tensors, edit, refused, sign
 from tests.strategies import random_model
@@ -90,21 +89,6 @@ def test_a_record_without_digests_is_refused(folder, digests):
     refused(folder, "lacks the digests")
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"curve": 3}, "curve must be an object"),
-    ({"curve": {"eval_loss": 3}}, r"curve\.eval_loss must be a list of lists of 2"),
-    ({"curve": {"eval_loss": [[1.0]]}}, r"curve\.eval_loss must be a list of lists of 2"),
-    ({"curve": {"eval_loss": [["low", 1]]}}, r"every loss of curve\.eval_loss must be a number"),
-    ({"training": []}, "training must be an object"),
-    ({"training": {"more_tasks": 3}}, r"training\.more_tasks must be a list"),
-    ({"seeds": 3}, "2 models for the seeds 3"),
-])  # fmt: skip
-def test_a_record_that_no_training_writes_is_refused(folder, changes, message):
-    sign(folder)
-    edit(folder / "record.json", lambda record: record.update(changes))
-    refused(folder, message)
-
-
 @pytest.mark.parametrize(("change", "steps", "message"), [
     *((lambda w: None, steps, r"snapshots\.safetensors: ") for steps in ("0,10,20", "0", "", "0,ten")),
     (lambda w: w.update(extra=torch.zeros(2, 2, 2)), "0,10", "not a snapshot of a weight"),
@@ -128,40 +112,17 @@ def written(folder: Path, cfg, **changes) -> Path:
 
 @pytest.mark.parametrize(("cfg", "changes", "message"), [
     (PLAIN, {"n_layers": 10**6}, "those of 2 layers, n_layers=1000000"),
-    (PLAIN, {"n_layers": 10**6, "attention": ",".join(["relu", "linear"] * 5 * 10**4)}, r"layers|attention"),
     (PLAIN, {"n_layers": 1}, "those of 2 layers, n_layers=1"),
-    (PLAIN, {"recurrent": True, "n_layers": 10**6}, "those of 2 layers"),
-    (CONFIGS["recurrent"], {"n_layers": 10**6}, "1 models of n_layers=1,000,000 are more than the 10,000 layers"),
     (PLAIN, {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed, 1, 20000, 20000\]"),
-    (PLAIN, {"x_dim": 10**9, "d_model": 10**9 + 1, "d_head": 10**9 + 1}, r"must be \[seed"),
-    (LEARNED, {"d_mlp": 10**12}, r"must be \[seed, .*1000000000000"),
     (LEARNED, {"n_context": 10**9, "n_ctx": 2 * 10**9 + 1}, r"W_pos must be \[seed, 2000000001, 8\]"),
-    (LEARNED, {"n_heads": 10**9, "d_head": 4}, r"must be \[seed, 1000000000"),
-    (CONFIGS["gradient descent"], {"d_model": 20_000, "d_head": 20_000}, r"must be \[seed"),
     (LSTM, {"n_layers": 10**6}, "those of 2 layers"),
-    (LSTM, {"d_model": 20_000}, r"must be \[seed"),
     (PLAIN, {"d_model": 10**15, "d_head": 10**15}, "no model has the sizes"),
     (PLAIN, {"x_dim": 10**400}, "config.json"),
-    (PLAIN, {"act_fn": "x" * 2**21}, "config.json has 2,09.,... bytes; a file of its kind is read up to 1,048,576"),
 ])  # fmt: skip
 def test_a_config_that_claims_more_than_the_weights_is_refused_before_anything_is_made(tmp_path, cfg, changes, message):
     folder = written(tmp_path / "mine", cfg, **changes)
     with bounded(), pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
-
-
-def test_a_model_of_step_sizes_takes_no_memory_for_matrices_that_it_does_not_have(tmp_path):
-    """Four matrices of 20,000² numbers would take 6 GB."""
-    changes = {"d_model": 20_000, "d_head": 20_000, "mlp_location": "blocks", "d_mlp": None, "attn_only": True}
-    with bounded():
-        assert load(written(tmp_path / "mine", CONFIGS["gradient descent"].replace(**changes))).cfg.d_model == 20_000
-
-
-@pytest.mark.parametrize("n_models", [10_001, 10**6])
-def test_a_million_models_of_a_number_each_are_refused(n_models):
-    cfg = TransformerConfig(x_dim=1, n_context=1, n_layers=0)
-    with bounded(), pytest.raises(ValueError, match=f"{n_models:,} models of n_layers=0 are more"):
-        models_from_stack(cfg, {"initial_weights": torch.zeros(n_models, 1, 1)})
 
 
 def test_former_biases_of_embeddings_add_up_to_nothing_larger_than_both():
@@ -175,16 +136,7 @@ def test_former_biases_of_embeddings_add_up_to_nothing_larger_than_both():
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
-def test_special_and_oversized_files_are_refused_at_once(folder, name, kind):
-    make_no_file(folder / name, kind)
-    with bounded(), pytest.raises(CheckpointError, match=r"pipe, a device|read up to|not a readable|no record\.json"):
+def test_pipes_are_refused_at_once(folder, name):
+    make_no_file(folder / name, "pipe")
+    with bounded(), pytest.raises(CheckpointError, match=r"pipe, a device|no record\.json"):
         load_checkpoint(folder)
-
-
-@pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS.keys())
-def test_an_outline_is_the_model_without_its_numbers(cfg):
-    drawn, model = outline(cfg), HookedTransformer(cfg)
-    ours, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (drawn, model))
-    assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
-    assert {tensor.device.type for tensor in ours.values()} == {"meta"}

@@ -289,13 +289,11 @@ DIFFERENT = [random_model(CONFIGS["float64"]), random_model(CONFIGS["recurrent"]
     (None, {"x": [{"y": {(1, 2): 3}}]}, ArgumentError, r"the keys of record\['x'\]\[0\]\['y'\] must be text"),
     (None, {"seeds": [1]}, ValueError, "2 models for the seeds"),
     (None, {"seeds": [1, 2, 3]}, ValueError, "2 models for the seeds"),
-    (None, {"curve": {"step": [0] * 1001}}, ValueError, r"record.json .* more than 1,000 values"),
     (None, {"words": "x" * 2**26}, ValueError, "67,108,864 are read"),
     ([], {}, ValueError, "models with the same config"),
     (DIFFERENT, {}, ValueError, "models with the same config"),
 ])  # fmt: skip
-def test_a_save_that_is_refused_leaves_the_old_checkpoint(folder, monkeypatch, models, record, error, words):
-    monkeypatch.setattr("mechicl.base.files.MOST_VALUES", 1000)
+def test_a_save_that_is_refused_leaves_the_old_checkpoint(folder, models, record, error, words):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(error, match=words):
         save(folder, seeds_of(CONFIGS["float64"], 2) if models is None else models, record)

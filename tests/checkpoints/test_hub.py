@@ -102,17 +102,6 @@ def test_only_the_checkpoints_own_files_are_fetched(hub: Hub, folder: Path, tmp_
     assert on_disk == set(files(folder))
 
 
-@pytest.mark.parametrize(("name", "bound"), [("record.json", "MOST_BYTES"), ("weights.safetensors", "MOST_FETCHED")])
-def test_files_of_more_bytes_than_are_read_are_not_fetched(hub: Hub, folder: Path, monkeypatch, name: str, bound: str):
-    hub.commit("you/large", files(folder))
-    monkeypatch.setattr(f"mechicl.checkpoints.hub.{bound}", (folder / name).stat().st_size - 1)
-    with pytest.raises(CheckpointError, match=f"you/large: {name} has .* bytes, more than"):
-        load_checkpoint("hf://you/large")
-    assert not hub.fetched()
-    monkeypatch.setattr(f"mechicl.checkpoints.hub.{bound}", 2**26)
-    load_checkpoint("hf://you/large")
-
-
 def test_downloaded_files_are_not_trusted(hub: Hub, folder: Path):
     whole = files(folder)
     weights = bytearray(whole["weights.safetensors"])

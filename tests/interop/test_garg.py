@@ -82,11 +82,11 @@ def test_a_config_that_does_not_say_its_task(training):
     [({"task": "a_new_task"}, "task='a_new_task'"), ({"data": "uniform"}, "inputs are 'uniform'"),
      ({"num_tasks": 64}, "pool of num_tasks=64 tasks, which"), ({"curriculum": 3}, "points has no 'end'"),
      ({"curriculum": {"points": None}}, "points has no 'end'"), ({"task_kwargs": {"bias": 1}}, "{'bias': 1}"),
-     ({"task_kwargs": {"scale": "big"}}, "scale='big'"),
+     ({"task_kwargs": {"scale": "big"}}, "weight_scale must be"),
      ({"task": "decision_tree", "curriculum": {"points": {"end": 9}, "dims": {"end": 3}}}, "3 of 5 inputs"),
-     ({"task": "relu_2nn_regression", "task_kwargs": {"scale": 2}}, "scale=2.0 of task='relu_2nn_regression'"),
+     ({"task": "relu_2nn_regression", "task_kwargs": {"scale": 2}}, "with task_kwargs={'scale': 2}"),
      ({"task": "sparse_linear_regression", "task_kwargs": {"valid_coords": 2}}, "valid_coords"),
-     ({"task": "noisy_linear_regression", "task_kwargs": {"renormalize_ys": True}}, "renormalize_ys=True")],
+     ({"task": "noisy_linear_regression", "task_kwargs": {"renormalize_ys": True}}, "{'renormalize_ys': True}")],
 )  # fmt: skip
 def test_a_task_that_is_not_known_is_none_and_says_why(changes, reason):
     with pytest.warns(UserWarning, match=re.escape(reason)):

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GPT2Config, GPT2LMHeadModel, GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
 from mechicl.analysis.finetuning import draw_texts
@@ -17,7 +17,6 @@ from mechicl.interop import language_models, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
-from tests.bounds import bounded, make_no_file
 from tests.text.models import reader, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -105,23 +104,6 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     torch.testing.assert_close(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2], atol=1e-3)
     assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_with_a_pipe_is_refused(gpt2, name):
-    folder, _ = gpt2
-    make_no_file(folder / name, "pipe")
-    with bounded(), pytest.raises(ValueError, match=f"{name} is a pipe"):
-        load_language_model(folder)
-
-
-def test_more_rotary_positions_than_weights_are_allowed(tmp_path, gpt2):
-    folder, _ = gpt2
-    config = GPTJConfig(n_layer=1, n_head=2, n_embd=8, n_positions=2048, rotary_dim=2, vocab_size=len(WORDS))
-    GPTJForCausalLM(config).save_pretrained(tmp_path / "gptj")
-    for file in folder.glob("tokenizer*"):
-        (tmp_path / "gptj" / file.name).write_bytes(file.read_bytes())
-    assert load_language_model(tmp_path / "gptj").model.cfg.n_layers == 1
 
 
 def test_folders_have_no_revisions(gpt2):

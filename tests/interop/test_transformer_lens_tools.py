@@ -1,7 +1,6 @@
 """TransformerLens' tools on our models: as plain loops over hooks say, and as on a GPT-2 bridge of the same weights."""
 
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,24 +153,6 @@ def direct_paths(model: Any, clean: Tensor, corrupted: Tensor, component: Any) -
     return get_act_patch_direct_path_all_sources(
         model, corrupted, clean_cache, corrupted_cache, metric, component, verbose=False
     )
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_affinities_of_heads_are_angles_of_subspaces(kind):
-    model = model_of(kind)
-    for role, normalized in itertools.product("QKV", (False, True)):
-        result = attention_head_subspace_affinity(model, target_role=role)
-        scores = result.normalized if normalized else result.scores
-        assert scores.shape == (2, 2, 2, 2)
-        for head, other in itertools.product(range(2), range(2)):
-            writes, _ = torch.linalg.qr(model.W_O[0, head].T)
-            reads, _ = torch.linalg.qr(getattr(model, f"W_{role}")[1, other])
-            expected = (writes.T @ reads).square().sum() / (math.sqrt(4 * 4) if normalized else 1)
-            assert scores[0, head, 1, other].item() == pytest.approx(expected.item(), rel=1e-9)
-    with pytest.raises(AttributeError, match="no_part"):
-        model.no_part  # noqa: B018
-    assert [layer for layer, _ in model.blocks_with("attn")] == [0, 1]
-    assert len(model.blocks_with("mlp")) == 2 * model.cfg.block_mlp
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import time
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,7 +21,6 @@ from mechicl.checkpoints import UnknownSeedError, random_weights
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.models.pretrained import folders
 from tests.analysis.language.conftest import make_tokenizer
-from tests.bounds import bounded
 from tests.families import D_VOCAB, FAMILIES, token_ids
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -215,33 +213,6 @@ def test_models_of_the_hub_are_checked_like_folders(monkeypatch, spoilt):
         load_language_model("some/model")
 
 
-# ---- configs that claim more than the weights ----
-HUGE: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"{name} of {value}": ("Llama", {name: value}) for name in (
-        "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
-        "intermediate_size", "vocab_size", "max_position_embeddings", "num_labels", "num_experts", "sliding_window",
-    ) for value in (10**9, *((10**30,) if name in ("hidden_size", "num_labels") else ()))},
-    "layers within the largest number": ("Llama", {"num_hidden_layers": 10_000}),
-    "no heads": ("Llama", {"num_attention_heads": 0}), "a negative width": ("Llama", {"intermediate_size": -3}),
-    "fewer than no positions": ("Llama", {"max_position_embeddings": -1}),
-    "layers as text": ("Llama", {"num_hidden_layers": "3"}), "half a layer": ("Llama", {"num_hidden_layers": 2.5}),
-    "a nested config": ("Llama", {"text_config": {"num_hidden_layers": 10**9}}),
-    "a nested list": ("GPT-Neo", {"attention_types": [[["global"], 10**9]]}),
-    "a long list": ("Gemma 2", {"layer_types": ["full_attention"] * 10**5}),
-    "experts": ("Mixtral", {"num_local_experts": 10_000}), "buffers": ("GPT", {"n_positions": 2**16}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_configs_that_claim_more_than_the_weights(spoilt, name):
-    family, fields = HUGE[name]
-    folder = spoilt(family, **fields)
-    began = time.process_time()
-    with bounded(), pytest.raises(ValueError, match=str(folder)):
-        load_language_model(folder)
-    assert time.process_time() - began < 20  # far below what it would take, on any processor
-
-
 # ---- arguments and folders that cannot be honoured ----
 @pytest.mark.parametrize(("options", "message"), [
     ({"dtype": torch.int8}, "dtype must be one of float32, .*got torch.int8"),
@@ -368,28 +339,10 @@ def test_gguf_files_without_a_tensor(tmp_path, lost):
         load_language_model(tmp_path, gguf_file="a.gguf")
 
 
-@pytest.mark.parametrize("field", ["block_count", "context_length", "embedding_length", "head_count"])
-def test_gguf_metadata_that_claim_more_than_the_file(tmp_path, field):
-    write_gguf(tmp_path / "a.gguf", sizes={field: 2**28})
-    with bounded(), pytest.raises(ValueError, match=r"a.gguf: no model can be made from this file"):
-        load_language_model(tmp_path, gguf_file="a.gguf")
-
-
-def test_gguf_metadata_that_are_longer_than_the_file(tmp_path):
-    path, name = tmp_path / "a.gguf", b"tokenizer.ggml.tokens"
-    write_gguf(path)
-    data = path.read_bytes()
-    start = data.index(name) + len(name) + 8  # after the types of the array and of its items
-    path.write_bytes(data[:start] + (10**18).to_bytes(8, "little") + data[start + 8 :])
-    with bounded(), pytest.raises(ValueError, match="its metadata are longer than the file"):
-        load_language_model(tmp_path, gguf_file="a.gguf")
-
-
-def write_gguf(path: Path, lost: str = "", sizes: dict[str, int] | None = None) -> None:
+def write_gguf(path: Path, lost: str = "") -> None:
     """A Llama of three layers as a GGUF file with float weights, without one of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    usual = {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2}
-    for name, size in {**usual, **(sizes or {})}.items():
+    for name, size in {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2}.items():
         getattr(writer, f"add_{name}")(size)
     writer.add_feed_forward_length(12)
     writer.add_head_count_kv(2)

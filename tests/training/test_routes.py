@@ -51,7 +51,7 @@ def choose(
         return choose_route(config, ensemble, CPU, clock, compiled), ensemble, clock
 
 
-@pytest.mark.parametrize("fastest", ["plain", "folded", "merged", "associative", "filled"])
+@pytest.mark.parametrize("fastest", ["plain", "folded", "merged", "associative"])
 def test_the_fastest_route_is_chosen(fastest: str):
     route, ensemble, _ = choose(THREE_LAYERS, lambda attention, threads: 0.1 if attention == fastest else 0.2)
     assert route == Route(attention=fastest, threads=1)

@@ -74,7 +74,8 @@ def patch_paths(
     # memory: z of both runs, the inputs of all receivers for two senders at a time, and streams
     stream = adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
-    baseline = experiment.run_baseline(n_cells, source_z, into_z, 2 * count_bytes(into_z) + 6 * stream)
+    kept = (source_z, into_z, 2 * count_bytes(into_z) + 6 * stream)
+    baseline = experiment.run_baseline(n_cells, *kept, keep_streams=True)
 
     def everywhere(unpatched: Tensor) -> Tensor:
         return unpatched.expand(*shape, *unpatched.shape).clone()
@@ -103,8 +104,9 @@ def patch_paths(
 def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> None:
     """Refuse (ValueError) a model in which heads do not write, and read sums of writes, as their weights imply."""
     cfg, kind, known = adapter.model.cfg, type(adapter.model).__name__, hook_names(adapter.model)
-    if not adapter.resumes or not hasattr(adapter.model.blocks[0], "attn"):
-        raise ValueError(f"{kind} has no attention layers that can be resumed from")
+    is_wrapped = adapter.reads_prompts and not adapter.ours
+    if is_wrapped or not hasattr(adapter.model.blocks[0], "attn"):
+        raise ValueError(f"{kind} has no attention layers whose inputs and outputs are known")
     if getattr(cfg, "token_clip", None) is not None:
         raise ValueError("this model clips its stream: heads' outputs do not add up, and there are no direct paths")
     key_heads = getattr(cfg, "n_key_value_heads", None)

@@ -37,7 +37,7 @@ class Baseline:
 
     tokens: Tensor
     predictions: Tensor
-    # before each layer and after the last, if the model can be resumed.
+    # before each layer and after the last, for our models and on request
     streams: dict[int, Float[Tensor, "prompt pos d_model"]]
     batch_size: int  # largest number of prompts in a run
 
@@ -79,13 +79,13 @@ class Experiment:
     budget: Budget
 
     @torch.no_grad()
-    def run_baseline(self, n_cells: int, *kept: Kept) -> Baseline:
-        """Run the model without intervention, and keep the streams that other runs resume from.
+    def run_baseline(self, n_cells: int, *kept: Kept, keep_streams: bool = False) -> Baseline:
+        """Run the model without intervention, and keep its streams, of which other runs of our models resume.
 
         The budget must suffice for the results of `n_cells`, the caller's `kept`, and a run of at least one prompt.
         """
         adapter, tokens = self.adapter, self.tokens
-        names = adapter.stream_names()
+        names = adapter.stream_names() if adapter.ours or keep_streams else {}
         one_stream = adapter.record(tokens[:1], [names[0]], 1)[names[0]].nbytes if names else 0
         # cells of one position keep the stream after a layer for each of its heads, and join them
         streams = (len(names) + getattr(adapter.model.cfg, "n_heads", 1) + 2) * one_stream
@@ -203,10 +203,7 @@ def _run_any_cells(
     for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
         members = list(group)
         batch_size, tokens = baseline.batch_size, baseline.tokens
-        resumes = bool(baseline.streams) and adapter.resumes_exactly(
-            layer, tokens[:batch_size], baseline.streams[layer][:batch_size]
-        )
-        from_here = baseline.streams[layer] if resumes else tokens
+        from_here = baseline.streams[layer] if adapter.ours else tokens
         if adapter.has_user_hooks():  # one may treat prompts by their place in the batch
             batch_size = min(batch_size, n_prompts)
         done: list[Tensor] = []  # predictions of cells that are not complete
@@ -219,7 +216,7 @@ def _run_any_cells(
             hooks = _replacing_hooks(
                 in_batch, values, n_prompts, start - first * n_prompts, stop - start, copy=not adapter.ours
             )
-            if resumes:
+            if adapter.ours:
                 done.append(adapter.resume(rows, layer, hooks, last_hooked))
             else:
                 done.append(adapter.run(rows, hooks))

@@ -1,6 +1,5 @@
 """`ModelAdapter`: run, resume and record any model with hooks."""
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,22 +16,21 @@ from mechicl.base.arguments import count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer, PromptedModel, TableTransformer
 from mechicl.models.layered import LayeredModel
-from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
+from mechicl.models.opening.sites import check_hook, silent_hook
 from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Hook = tuple[str, Callable[..., Tensor | None]]
-N_TRIED = 8  # prompts on which a resumed run is compared with a whole one
 
 
 class ModelAdapter:
     """A model in eval mode, and the positions of its predictions. The analysis that uses it has the model's lock.
 
-    Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
-    resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
-    read. Other models are run as a whole. `at` is "query" for `[row y]` (or logits) of the last position, "points" for
-    `[row point y]`, or "positions" for all outputs `[row pos d_out]`; those of half-precision models become float32.
+    Our models are resumed at any layer and take their quick routes after the last hook. Others are run as a whole; a
+    `TransformerBridge` unembeds only the positions that are read. `at` is "query" for `[row y]` (or logits) of the last
+    position, "points" for `[row point y]`, or "positions" for all outputs `[row pos d_out]`; those of half-precision
+    models become float32.
     """
 
     def __init__(self, model: Any, at: At = "query"):
@@ -53,9 +51,7 @@ class ModelAdapter:
         if at == "points" and not gives_points:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
-        self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None if it cannot be resumed
         self.bytes_of_cache: dict[int, tuple[float, float] | None] = {}  # by length of prompts; see `suffix_runs`
-        self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
     def is_transformer(self) -> bool:
@@ -68,14 +64,9 @@ class ModelAdapter:
         return self.model.cfg.n_layers
 
     def stream_names(self) -> dict[int, str]:
-        """Return the hooks of the streams from which runs are resumed, by layer; ours include the last layer's end."""
-        if not self.resumes:
-            return {}
+        """Return the hooks of the streams before each layer and after the last, by the number of layers before them."""
         names = {layer: get_act_name("resid_pre", layer) for layer in range(self.n_layers)}
-        if self.ours:
-            return names | {self.n_layers: get_act_name("resid_post", self.n_layers - 1)}
-        known = hook_names(self.model)
-        return names if all(name in known for name in names.values()) else {}
+        return names | {self.n_layers: get_act_name("resid_post", self.n_layers - 1)}
 
     def encode(self, prompts: Prompts | TokenSequences | Tensor) -> Tensor:
         """Encode prompts as the model's tokens, on its device."""
@@ -135,13 +126,11 @@ class ModelAdapter:
         last_hooked: int,
         cache_of_earlier: Callable[[], Any] | None = None,
     ) -> Tensor:
-        """Resume a run from the stream `[row pos d_model]` before a layer, which may be changed in place.
+        """Resume a run of our model from the stream `[row pos d_model]` before a layer, which may be changed in place.
 
-        The hooks are at layers `layer` to `last_hooked`. For bridges check `resumes_exactly` first. Our models continue
-        positions whose keys and values `cache_of_earlier` gives, anew at each call.
+        The hooks are at layers `layer` to `last_hooked`. The run continues positions whose keys and values
+        `cache_of_earlier` gives, anew at each call.
         """
-        if not self.ours:
-            return self._resume_skipping(self._n_skipped.get(layer) or 0, streams, layer, hooks)
 
         def earlier() -> dict[str, Any]:
             return {} if cache_of_earlier is None else {"past_kv_cache": cache_of_earlier()}
@@ -149,18 +138,6 @@ class ModelAdapter:
         with self.model.hooks(fwd_hooks=list(hooks)):
             streams = self.model(streams, start_at_layer=layer, stop_at_layer=last_hooked + 1, **earlier())
         return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at, **earlier()))
-
-    def resumes_exactly(self, layer: int, tokens: Tensor, streams: Tensor) -> bool:
-        """True if a run resumed from the stream before a layer equals a run from the tokens; always so for our models.
-
-        Others are tried once per layer on `tokens` and their `streams`; BLOOM and Mamba have effects past the stream.
-        """
-        if self.ours or not self.resumes:
-            return self.ours
-        if layer not in self._n_skipped:
-            tokens, streams = tokens[:N_TRIED], streams[:N_TRIED]
-            self._n_skipped[layer] = self._try_to_resume(layer, tokens, streams)
-        return self._n_skipped[layer] is not None
 
     def run_layer(self, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
         """Run one layer of our model on a stream."""
@@ -277,26 +254,6 @@ class ModelAdapter:
 
     # ---- models of other packages ----
 
-    @torch.no_grad()
-    def _try_to_resume(self, layer: int, tokens: Tensor, streams: Tensor) -> int | None:
-        """The number of blocks before a layer that need not run in a resumed run; None if it cannot be resumed."""
-        whole = self.run(tokens)
-        for n_skipped in dict.fromkeys((layer, 0)):
-            try:
-                resumed = self._resume_skipping(n_skipped, streams.clone(), layer, [])
-            except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
-                continue  # a block of another signature, or no layer to start at
-            if self.same_up_to_rounding(resumed, whole):
-                return n_skipped
-        return None
-
-    def _resume_skipping(self, n_skipped: int, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
-        # A bridge's forward has `start_at_layer`, but runs all its blocks: it replaces the input of the chosen one. So
-        # the first blocks return their input.
-        forwards = [(block, _return_stream) for block in list(self.model.blocks)[:n_skipped]] if n_skipped else []
-        with replacing_forwards(forwards):
-            return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
-
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
         own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
         return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
@@ -372,7 +329,3 @@ def check_eval_mode(model: Any) -> None:
     for name, weight in model.named_parameters():
         if (n_bad := count_undefined(weight)) and not name.endswith("A_log"):  # there -inf is a decay of 1
             raise ValueError(f"the model has {n_bad} of {weight.numel()} weights of {name} that are NaN or infinite")
-
-
-def _return_stream(*args: Any, **kwargs: Any) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]

@@ -64,8 +64,6 @@ class BridgeParts:
     first prompts decide if `heads_interact` in this way.
     """
 
-    heads_are_separate = False
-
     def __init__(self, adapter: ModelAdapter):
         self.adapter, self.model = adapter, adapter.model
         self.name = type(getattr(self.model, "original_model", self.model)).__name__

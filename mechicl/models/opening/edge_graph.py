@@ -1,5 +1,6 @@
 """`EdgeGraph`: a transformer as a graph, in which each head and MLP reads the outputs of earlier nodes over edges."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,11 @@ class Stage:
     def n_receivers(self) -> int:
         """Number of receivers: heads that share keys and values have fewer rows of edges by "k" and "v"."""
         return max(map(len, self.edges.values()))
+
+    @property
+    def nodes(self) -> slice:
+        """The numbers of the receivers among all nodes; the output comes after them."""
+        return slice(self.place, self.place + self.n_receivers)
 
     def numbers(self) -> list[int]:
         """List the indices of all edges into the stage."""
@@ -199,29 +205,24 @@ class EdgeGraph:
             streams.append(stream.expand(self.references.shape[1:]))
         return streams
 
-    def _plan(self, kept: Bool[Tensor, "cut edge"], base: Bool[Tensor, "edge"] | None) -> list[list[int]]:
-        """The receivers of each stage that have to be computed: the output depends on them, and they differ from base.
+    def _plan(self, kept: Bool[Tensor, "cut edge"], base: Bool[Tensor, "edge"] | None) -> list[bool]:
+        """True for each stage that has to be computed: the output depends on it, and it differs from base.
 
         Without a base, all that the output depends on.
         """
         used = kept.any(0).cpu().numpy()
         cut = (torch.ones_like(kept) if base is None else kept != base).any(0).cpu().numpy()
         needed, differs = (np.zeros(len(self.nodes) + 1, dtype=bool) for _ in range(2))
-        needed[-1] = differs[-1] = True  # the output
+        needed[-1] = True  # the output
         for stage, tables in zip(reversed(self.stages), reversed(self._tables), strict=True):
-            receivers = needed[stage.place : stage.place + stage.n_receivers]
-            if receivers.any():
-                receivers |= not self.parts.heads_are_separate
+            if needed[stage.nodes].any():
                 for table in tables:
-                    needed[: stage.n_senders] |= used[table[receivers[: len(table)]]].any(0)
+                    needed[: stage.n_senders] |= used[table].any(0)
         plan = []
         for stage, tables in zip(self.stages, self._tables, strict=True):
-            receivers = differs[stage.place : stage.place + stage.n_receivers]
-            for table in tables:
-                changed = cut[table] | (used[table] & differs[: stage.n_senders])
-                receivers[: len(table)] |= changed.any(1)
-            receivers |= receivers.any() and not self.parts.heads_are_separate
-            plan.append(np.flatnonzero(receivers & needed[stage.place : stage.place + stage.n_receivers]).tolist())
+            changed = [(cut[table] | (used[table] & differs[: stage.n_senders])).any() for table in tables]
+            differs[stage.nodes] = any(changed) or stage.kind == "output"
+            plan.append(bool((differs & needed)[stage.nodes].any()))
         return plan
 
     @cached_property
@@ -232,7 +233,7 @@ class EdgeGraph:
         self,
         masks: Float[Tensor, "cut edge"],
         prompts: slice,
-        plan: Sequence[Sequence[int]],
+        plan: Sequence[bool],
         before: Float[Tensor, "node prompt pos d_model"] | None,
         probe: Callable[[int, str, Tensor], Tensor] | None,
     ) -> tuple[Float[Tensor, "cut node prompt pos d_model"], Tensor]:
@@ -245,11 +246,10 @@ class EdgeGraph:
         changes = _Changes(shared, n_cuts, self._planned(plan, before is None))
         if before is None:
             changes.add((self.embedded[prompts] - references[0]).expand(1, n_cuts, -1, -1, -1))
-        for number, (stage, receivers) in enumerate(zip(self.stages, plan, strict=True)):
-            if not receivers:
+        for number, stage in enumerate(self.stages):
+            if not plan[number]:
                 continue
-            some = len(receivers) < stage.n_receivers  # then each is a row of each table
-            tables = [table[receivers] if some else table for table in stage.edges.values()]
+            tables = list(stage.edges.values())
             read = changes.read(masks[:, torch.cat(tables)]) + self._streams[number][prompts]
             reads = {}
             for by, streams in zip(stage.edges, read.split(list(map(len, tables))), strict=True):
@@ -259,14 +259,13 @@ class EdgeGraph:
             if stage.kind == "mlp":
                 outs = self.parts.mlp(stage.layer, reads[""][0])[None]
             else:
-                heads = {"heads": receivers} if some else {}  # only of ours, which are separate
-                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"], **heads)
-            written = references[[stage.place + i for i in receivers]]
-            changes.add(outs.unflatten(1, (n_cuts, -1)) - written[:, None])
+                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
+            changes.add(outs.unflatten(1, (n_cuts, -1)) - references[stage.nodes, None])
         raise AssertionError("there is always an output")
 
-    def _planned(self, plan: Sequence[Sequence[int]], embedding: bool) -> list[int]:
-        nodes = [stage.place + i for stage, some in zip(self.stages, plan, strict=True) for i in some]
+    def _planned(self, plan: Sequence[bool], embedding: bool) -> list[int]:
+        stages = itertools.compress(self.stages, plan)
+        nodes = [stage.place + i for stage in stages for i in range(stage.n_receivers)]
         return [0] * embedding + nodes[:-1]  # the last one is the output
 
     @torch.no_grad()
@@ -296,16 +295,17 @@ class EdgeGraph:
         return self.parts.bytes_per_row(self.tokens)
 
     @cached_property
-    def _all(self) -> list[list[int]]:
+    def _all(self) -> list[bool]:
         """The plan that computes every node."""
-        return [list(range(stage.n_receivers)) for stage in self.stages]
+        return [True] * len(self.stages)
 
-    def _rows(self, plan: Sequence[Sequence[int]], *, backward: bool = False) -> int:
+    def _rows(self, plan: Sequence[bool], *, backward: bool = False) -> int:
         one = self.references[0, :1].numel() * self.references.element_size()
-        readers = [len(stage.edges) * len(some) for stage, some in zip(self.stages, plan, strict=True)]
+        stages = list(itertools.compress(self.stages, plan))
+        readers = [len(stage.edges) * stage.n_receivers for stage in stages]
         reads = 3 * sum(readers) if backward else 6 * max(readers)
         of_parts = self._bytes_of_parts * (len(self.stages) if backward else 1)
-        per_row = one * (len(self.nodes) + sum(map(len, plan)) + reads) + of_parts
+        per_row = one * (len(self.nodes) + sum(stage.n_receivers for stage in stages) + reads) + of_parts
         at_most = max(_CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
 

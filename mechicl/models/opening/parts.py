@@ -1,8 +1,5 @@
 """The nodes of a model (heads, MLPs, ends) as functions of the streams that they read."""
 
-import copy
-from collections.abc import Sequence
-
 import torch
 from einops import einsum
 from jaxtyping import Float
@@ -11,15 +8,13 @@ from torch import Tensor
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
 from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
-from mechicl.models.transformer.attention import Attention
 
 
 class TransformerParts:
     """The nodes of one of our transformers; `heads_interact` is True if a head depends on other heads' inputs.
 
-    `heads_are_separate` is True if some heads of a layer can be computed without others (by `attend`). Streams are
-    `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes, and all methods but that.
-    A norm after the attention scales the sum of the heads' outputs: a head's output is its share of the scaled sum.
+    Streams are `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes and methods. A
+    norm after the attention scales the sum of the heads' outputs: a head's output is its share of the scaled sum.
     """
 
     def __init__(self, adapter: ModelAdapter):
@@ -29,7 +24,6 @@ class TransformerParts:
         self.adapter, self.model = adapter, adapter.model
         cfg = self.model.cfg
         blocks = self.model.blocks
-        self.heads_are_separate = all(type(block.attn) is Attention for block in blocks) and cfg.has_plain_scores
         self.norms_after = any(block.output_norm("ln1") is not None for block in blocks)
         together = cfg.use_qk_norm and cfg.qk_norm_over == "all"
         self.heads_interact = cfg.n_heads > 1 and (self.norms_after or together)
@@ -43,26 +37,17 @@ class TransformerParts:
             raise ValueError("norms after the attention that centre, or add biases, have no share for each head")
         return self.model.embed_tokens(tokens)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[int] | None = None) -> Tensor:
-        """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v.
-
-        Or of some `heads`, from a stream for each of them; `heads_are_separate` has to be True.
-        """
-        block, attn = self.model.blocks[layer], self.model.blocks[layer].attn
-        if heads is not None:
-            attn = copy.copy(attn)
-            attn._parameters = {  # all but the output's bias have an axis of heads
-                name: value if name == "b_O" or value is None else value[heads]
-                for name, value in attn._parameters.items()
-            }
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
+        block = self.model.blocks[layer]
         reads = (block.normed_input(streams, "ln1").permute(1, 2, 0, 3) for streams in (q, k, v))
-        return self.write(layer, attn.mix(*reads), attn)
+        return self.write(layer, block.attn.mix(*reads))
 
-    def write(self, layer: int, z: Tensor, attn: Attention | None = None) -> Tensor:
+    def write(self, layer: int, z: Tensor) -> Tensor:
         """Compute what each head adds to the stream, `[head prompt pos d_model]`, from z `[prompt pos head d_head]`."""
-        source = self.model.blocks[layer].attn if attn is None else attn
-        written = source.cfg.damping * einsum(z, source.W_O, "prompt pos head d, head d model -> head prompt pos model")
-        return share_of_norm(self.model.blocks[layer].output_norm("ln1"), written)
+        block = self.model.blocks[layer]
+        written = einsum(z, block.attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+        return share_of_norm(block.output_norm("ln1"), block.cfg.damping * written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""

@@ -41,11 +41,9 @@ class StreamRuns:
         *,
         rest: bool = False,
     ) -> Float[Tensor, "prompt y"]:
-        """Replace the streams of the query, or of the context, by the source's after some layers.
+        """Replace the streams of the query, or of the context (or some points of it), by the source's at some layer.
 
-        Args:
-            basis: replace only the part in the span of these orthonormal columns (`rest`: the part orthogonal to them).
-            point: replace only the tokens of this context point, or of a range of them.
+        With a `basis` only the part in the span of its orthonormal columns (`rest`: the part orthogonal to them).
         """
         where = self._positions(place)
         if point is not None:
@@ -133,23 +131,18 @@ class StreamRuns:
             if adapter.ours:
                 return adapter.resume(streams.clone(), layer, hooks, self.n_layers - 1 if hooks else layer)
             kept: list[Tensor] = []
-            hooks = [(stream_names(adapter)[layer], partial(_put, where=slice(None), values=streams)), *hooks]
+            hooks = [(adapter.stream_names()[layer], partial(_put, where=slice(None), values=streams)), *hooks]
             if until is not None:
-                hooks.append((stream_names(adapter)[until], lambda stream, hook: kept.append(stream.clone())))
+                hooks.append((adapter.stream_names()[until], lambda stream, hook: kept.append(stream.clone())))
             predictions = adapter.run(self.tokens, hooks)
             return kept[0] if until is not None else predictions
 
 
-def stream_names(adapter: ModelAdapter) -> list[str]:
-    """Return the hooks of the streams before each layer and after the last."""
-    names = [get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)]
-    return [*names, get_act_name("resid_post", adapter.n_layers - 1)]
-
-
 def record_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
     """Record the streams `[prompt pos d_model]` before each layer and after the last."""
-    recorded = adapter.record(tokens, stream_names(adapter), len(tokens))
-    return [recorded[name] for name in stream_names(adapter)]
+    names = adapter.stream_names().values()
+    recorded = adapter.record(tokens, names, len(tokens))
+    return [recorded[name] for name in names]
 
 
 def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:

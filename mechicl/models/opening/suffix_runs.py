@@ -11,8 +11,9 @@ from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformers.cache_utils import DynamicLayer
 
-from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
+from mechicl.models.opening.adapter import Hook, ModelAdapter
 
+N_TRIED = 8  # prompts on which a run with cached keys and values is compared with a whole one
 MOST_ROWS = 128
 """Largest number of rows in a run: more rows take as long."""
 
@@ -44,11 +45,7 @@ class SuffixRuns:
     ) -> Tensor:
         """Return predictions of the first `n_rows` rows (by default all); positions in hooks count from `first`.
 
-        Args:
-            hooks_of: the hooks for each slice of the rows.
-            n_rows: number of rows.
-            layers: first and last layer with hooks; our models resume there from `streams`.
-            streams: streams of the prompts `[prompt pos d_model]` without hooks, before each layer.
+        Given the first and last layer with hooks, our models resume from the `streams` before the first.
         """
         outputs, n_rows = [], len(self.tokens) if n_rows is None else n_rows
         for part, cache in zip(self.parts, self.caches, strict=True):
@@ -64,13 +61,9 @@ class SuffixRuns:
 
 
 def fork_cache(cache: Any, n_rows: int | None = None) -> Any:
-    """Return a cache for a run that appends positions, with the same tensors; None if these would change in place.
+    """Return a cache of the first texts for a run that appends positions; None if its tensors would change in place.
 
     The run's cache could not be cut back instead: layers with a sliding window drop positions.
-
-    Args:
-        cache: keys and values of some texts.
-        n_rows: number of texts to keep, from the first on; by default all.
     """
     if isinstance(cache, TransformerLensKeyValueCache):
         entries = [

@@ -21,18 +21,10 @@ def convert_weights(
     n_layers: int,
     lacks: set[str],
 ) -> dict[str, Tensor]:
-    """Name and reshape a family's weights as ours. Matrices are views; each tensor is used once.
+    """Name and reshape a family's weights as ours; ValueError if some are missing, not used, or of another shape.
 
-    Args:
-        family: the family's tables.
-        cfg: our config.
-        weights: the file's tensors.
-        outline: tensors of the shapes of our weights, on any device.
-        n_layers: number of layers in the file; those beyond `cfg.n_layers` are left out.
-        lacks: our biases that the family does not have, which become 0.
-
-    Raises:
-        ValueError: weights are missing, not used, or of another shape than the config requires; the message names them.
+    Matrices are views; each tensor is used once. `outline` has the shapes of our weights. Of the file's `n_layers`
+    layers those beyond `cfg.n_layers` are left out; our biases that the family `lacks` become 0.
     """
     left, converted, missing, shapes = dict(weights), {}, set(), {}
     last = tuple(f"{family.blocks}.{layer}." for layer in range(cfg.n_layers, n_layers))

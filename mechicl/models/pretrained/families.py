@@ -75,11 +75,7 @@ class Family:
 
 
 def config_fields(config: Any) -> Fields:
-    """Translate a config of `transformers` to fields of a `TransformerConfig`.
-
-    Raises:
-        UnsupportedModelError: an unknown family, or a choice that is not computed here; the message names it.
-    """
+    """Translate a config of `transformers` to fields of a `TransformerConfig`; may raise UnsupportedModelError."""
     kind = find_family(config)
     for name, computed in kind.refused.items():
         if (value := getattr(config, name, computed)) not in (computed, None):

@@ -2,26 +2,17 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from torch.overrides import TorchFunctionMode
 from transformer_lens.tools.model_registry.registry_io import load_model_aliases
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mechicl.base.files import check_file, read_json
 from mechicl.base.tensor_files import read_outline, read_tensors
 
-MOST_CONFIG, MOST_BUFFERS = 2**18, 2**25
-"""Largest config.json in bytes; most bytes of buffers of a model with smaller weights."""
-MOST_NUMBER, MOST_POSITIONS = 2**14, 2**24
-"""Largest number in a config whose weights have smaller dimensions; and of positions, which may have no weights."""
-POSITION_NAMES = re.compile(r"position|window|length|seq|ctx|context|chunk|token_id|theta|base|freq")
-LENGTHS = re.compile(r"(n_positions|max_position_embeddings|n_ctx|max_seq(uence)?_len(gth)?)$")
 BUFFER_NAMES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.inv_freq$|(^|\.)position_ids$")
 """Masks and tables of positions that older versions of transformers saved."""
 EXPERT = re.compile(r"(.*experts)\.(\d+)\.(.*)")
@@ -68,7 +59,7 @@ class ModelFolder:
             quantized = sorted(path.name for path in folder.glob("*.gguf"))
             fix = f"give gguf_file=, one of {quantized}" if quantized else "model.save_pretrained(folder) saves a model"
             raise ValueError(f"{folder} has no config.json: {fix}")
-        config = read_json(folder / "config.json", MOST_CONFIG)
+        config = read_json(folder / "config.json")
         if config.get("quantization_config") is not None:
             raise ValueError(f"{folder} has quantized weights, not read here: {OPEN_INSTEAD} after model.dequantize()")
         self.files = self._find_weights()
@@ -76,13 +67,6 @@ class ModelFolder:
         self.weights = dict(outlines)
         if len(self.weights) < len(outlines):
             raise ValueError(f"{folder}: weights are in more than one of {[path.name for path in self.files]}")
-        largest = max(len(self.weights), MOST_NUMBER, *(size for _, weight in outlines for size in weight.shape))
-        for name, value in _numbers(config):
-            most = max(largest, MOST_POSITIONS) if POSITION_NAMES.search(name) else largest
-            if value < 0 and LENGTHS.search(name):
-                raise ValueError(f"{folder}: {name} in config.json must not be negative, got {value}")
-            if abs(value) > most and not name.endswith(("theta", "base")):
-                raise ValueError(f"{folder}: {name}={value} in config.json exceeds the weights, which allow {most}")
         if needs_tokenizer and not has_tokenizer(folder):
             raise ValueError(f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give "
                              f"tokenizer=")  # fmt: skip
@@ -118,12 +102,9 @@ class ModelFolder:
             get_hf_model_class_for_architecture,
         )
 
-        size = sum(weight.nbytes for weight in self.weights.values())
         auto_class = get_hf_model_class_for_architecture(determine_architecture_from_hf_config(config))
-        with _model_without_weights(f"{self.folder}: no model can be made from config.json", len(self.weights)):
+        with torch.device("meta"):
             model = auto_class.from_config(config)
-        if (n_bytes := sum(buffer.nbytes for buffer in model.buffers())) > max(size, MOST_BUFFERS):
-            raise ValueError(f"{self.folder}: config.json needs {n_bytes:,} bytes of buffers, for {size:,} of weights")
         whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
         usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
         odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")
@@ -140,55 +121,6 @@ class ModelFolder:
                 raise ValueError(f"{self.folder}: the weights in the files do not fit the config ({error})") from error
         refuse_differences(str(self.folder), report, unused)
         return type(model)
-
-
-class _Bounded(TorchFunctionMode):
-    """Allows a number of torch's operations, so that a model with many more parts than weights is not made."""
-
-    def __init__(self, most: int):
-        super().__init__()
-        self.left = most
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError("it has many more parts than the weights")
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _model_without_weights(refused: str, n_weights: int) -> Iterator[None]:
-    """Make models on torch's device "meta", with few operations for each weight; any error is a ValueError."""
-    try:
-        with torch.device("meta"), _Bounded(1000 + 20 * n_weights):
-            yield
-    except Exception as error:
-        raise ValueError(f"{refused} ({error!r})") from error
-
-
-def check_gguf(path: Path) -> Any:
-    """Return the config in a GGUF file; ValueError if its metadata are longer than the file, or exceed its weights."""
-    from gguf import GGUFReader
-
-    class Bounded(GGUFReader):  # theirs continues behind the end of the file
-        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-            part = super()._get(offset, dtype, count, override_order)
-            if len(part) < int(count):
-                raise ValueError("its metadata are longer than the file")
-            return part
-
-    refused = f"{path}: no model can be made from this file"
-    with _model_without_weights(refused, 0):
-        tensors = Bounded(path).tensors
-    with _model_without_weights(refused, len(tensors)):
-        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        if (n_ctx := getattr(config, "max_position_embeddings", 0)) > MOST_POSITIONS:
-            raise ValueError(f"its metadata have {n_ctx:,} positions; at most {MOST_POSITIONS:,} are allowed")
-        needed = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
-        found = sum(int(tensor.n_elements) for tensor in tensors)
-        if needed > 2 * found:  # tied weights are in the file once
-            raise ValueError(f"its metadata require {needed:,} weights, and it has {found:,}")
-    return config
 
 
 def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:
@@ -227,14 +159,6 @@ def _missing_experts(names: Iterable[str]) -> set[str]:
         for number in numbers[parent] | {str(i) for i in range(len(numbers[parent]))}
     }  # fmt: skip
     return expected - {".".join(groups) for groups in found}
-
-
-def _numbers(config: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
-    if isinstance(config, dict | list):
-        for key, value in config.items() if isinstance(config, dict) else enumerate(config):
-            yield from _numbers(value, f"{name}.{key}".lstrip("."))
-    elif isinstance(config, int | float) and not isinstance(config, bool):
-        yield name, config
 
 
 def _some(names: list[str]) -> str:

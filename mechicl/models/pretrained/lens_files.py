@@ -14,10 +14,9 @@ from huggingface_hub import HfApi, hf_hub_download
 from torch import Tensor
 
 from mechicl.base.files import read_json
-from mechicl.base.outside_files import read_torch_file
+from mechicl.base.tensor_files import read_torch_file
 from mechicl.models.pretrained.conversion import convert_weights
 from mechicl.models.pretrained.families import Family
-from mechicl.models.pretrained.folders import MOST_CONFIG
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.lens_config import HookedTransformerConfig, current_names
 
@@ -38,19 +37,12 @@ MINGPT = Family(
 
 @dataclass(frozen=True)
 class LensFiles:
-    """A config and a state dict in TransformerLens' format.
+    """A config and a state dict in TransformerLens' format."""
 
-    Attributes:
-        name: name on the hub, or of the folder.
-        config: the contents of config.json.
-        weights: path of the state dict.
-        checkpoint: step of the training, or None for the end of it.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    weights: Path
-    checkpoint: int | None = None
+    name: str  # on the hub, or of the folder
+    config: Mapping[str, Any]  # the contents of config.json
+    weights: Path  # of the state dict
+    checkpoint: int | None = None  # step of the training; None for the end of it
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -102,17 +94,13 @@ def _turn_old(weights: Mapping[str, Tensor], n_layers: int) -> dict[str, Tensor]
 
 
 def find_lens_files(name: str, options: Mapping[str, Any], index: int | None, step: int | None) -> LensFiles | None:
-    """Find a model in TransformerLens' format in a folder or on the hub; None for a folder or name of another kind.
-
-    Raises:
-        ValueError: no such checkpoint, or not one state dict.
-    """
+    """Find a model in TransformerLens' format in a folder or on the hub; None for a folder or name of another kind."""
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             return None
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.pth")]
-        config = read_json(folder / "config.json", MOST_CONFIG)
+        config = read_json(folder / "config.json")
         if "model_type" in config or "n_layers" not in config or "d_model" not in config:
             return None
         file, step = _choose(name, files, index, step)
@@ -122,7 +110,7 @@ def find_lens_files(name: str, options: Mapping[str, Any], index: int | None, st
     listing = {key: options[key] for key in ("revision", "token") if key in options}
     file, step = _choose(name, HfApi().list_repo_files(name, **listing), index, step)
     fetched = {key: value for key, value in options.items() if key != "trust_remote_code"}  # they have no code
-    config = read_json(Path(hf_hub_download(name, "config.json", **fetched)), MOST_CONFIG)
+    config = read_json(Path(hf_hub_download(name, "config.json", **fetched)))
     return LensFiles(name, config, Path(hf_hub_download(name, file, **fetched)), step)
 
 

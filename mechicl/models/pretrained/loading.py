@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,59 +30,52 @@ CHECKPOINTS = {
 """Models with checkpoints on the hub, by the beginnings of their names: names of the revisions, and the steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A pretrained model to open; the attributes are arguments of `HookedTransformer.from_pretrained`."""
-
-    name: str
-    hf_model: Any = None
-    checkpoint: tuple[int | None, int | None] = (None, None)
-    device: str | torch.device | None = None
-    dtype: str | torch.dtype | None = None
-    tokenizer: Any = None
-    padding_side: Any = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def open_pretrained(model_class: Callable[..., Model], request: Request) -> Model:
+def open_pretrained(
+    model_class: Callable[..., Model],
+    model_name: str,
+    *,
+    hf_model: Any,
+    checkpoint: tuple[int | None, int | None],
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    tokenizer: Any,
+    fields: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Model:
     """Open a pretrained model without processing of its weights; see `HookedTransformer.from_pretrained`."""
-    options, dtype = dict(request.options), read_dtype(request.dtype)
+    options, dtype = dict(options), read_dtype(dtype)
     if quantized := sorted({"load_in_8bit", "load_in_4bit", "quantization_config"} & options.keys()):
         raise ValueError(f"{quantized[0]}: quantized weights are not read")
-    check_device(request.device, may_be_meta=True)
-    is_path = Path(request.name).is_absolute() or request.name.startswith((".", "~"))
-    if is_path and request.hf_model is None and not Path(request.name).is_dir():
-        raise ValueError(f"model_name={request.name!r} is not a folder")
-    name = official_name(request.name)
-    index, step = request.checkpoint
-    fields = {key: value for key, value in request.fields.items() if value is not None}
+    check_device(device, may_be_meta=True)
+    is_path = Path(model_name).is_absolute() or model_name.startswith((".", "~"))
+    if is_path and hf_model is None and not Path(model_name).is_dir():
+        raise ValueError(f"model_name={model_name!r} is not a folder")
+    name, copies = official_name(model_name), hf_model is not None
+    index, step = checkpoint
+    fields = {key: value for key, value in fields.items() if value is not None}
     tokenizer_name: str | None = name
-    files = None if request.hf_model is not None else find_lens_files(name, options, index, step)
-    if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or request.hf_model is not None):
+    files = None if copies else find_lens_files(name, options, index, step)
+    if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or copies):
         raise ValueError(f"{others} are for weights that transformers loads")
     if files is not None:
         model = assemble(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
         tokenizer_name = files.tokenizer_name
     else:
         if (index, step) != (None, None):
-            if "revision" in options or request.hf_model is not None:
+            if "revision" in options or copies:
                 raise ValueError("checkpoint_index and checkpoint_value choose a revision: no revision=, no hf_model=")
             options["revision"] = checkpoint_revision(name, index, step)
-        hf_model = request.hf_model
         if hf_model is None:
-            hf_model = _load(name, dtype, options, is_meta=str(request.device) == "meta")
+            hf_model = _load(name, dtype, options, is_meta=str(device) == "meta")
         elif not isinstance(hf_model, transformers.PreTrainedModel):
             raise ArgumentError(f"hf_model must be a model of transformers, got {type(hf_model).__name__}")
-        copies = request.hf_model is not None
         model = from_transformers(model_class, hf_model, dtype=dtype, fields=fields, copies=copies)
-    if request.device is not None:
-        model.to(request.device)
-    tokenizer = request.tokenizer
+    if device is not None:
+        model.to(device)
     if tokenizer is None and tokenizer_name is not None:
-        tokenizer = _load_tokenizer(tokenizer_name, options, is_needed=request.hf_model is None)
+        tokenizer = _load_tokenizer(tokenizer_name, options, is_needed=not copies)
     if tokenizer is not None:
-        model.set_tokenizer(tokenizer, request.padding_side)
+        model.set_tokenizer(tokenizer)
     return model
 
 
@@ -95,12 +87,7 @@ def from_transformers(
     fields: Mapping[str, Any] | None = None,
     copies: bool = True,
 ) -> Model:
-    """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory.
-
-    Raises:
-        ValueError: an unknown family, a choice of the config that is not computed, quantized weights, or weights that
-            do not fit the config.
-    """
+    """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory."""
     check_float_weights(hf_model)
     config = hf_model.config
     family, translated = find_family(config), config_fields(config)

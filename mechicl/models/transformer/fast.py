@@ -21,7 +21,6 @@ One more route has no matrix products of single prompts:
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,64 +52,19 @@ ALL = slice(None)
 # than a tenth.
 ASSOCIATIVE_COST, MERGED_COST = 1.4, 0.9
 
-# On a CPU, products of small matrices take up to three times as long if the rows of the result are not a multiple of
-# `ROUND` numbers: 0.49 ms for 2048 matrices of 11 x 11, 0.27 ms for 12 x 12. Larger ones do not differ.
-ROUND, LARGEST_FILLED = 4, 16
-
-
-JOINED_NUMBERS = 2**18
-"""Matrices of at most as many numbers are joined for one product; copying larger ones costs more than it saves."""
-
-
-def fast_blocks(
-    blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"], run: Run | None = None
-) -> Float[Tensor, "batch pos d_model"]:
-    """Compute the stream after some blocks at all positions.
-
-    If all are merged, it may be padded (see `ROUND`) by zero queries and values, which contribute nothing.
-    """
-    d = residual.shape[2]
-    dims, positions = _padding(blocks, residual) if blocks and _fills(blocks, residual) else (0, 0)
-    if not (dims or positions):
-        for block in blocks:
-            residual = fast_block(block, residual, ALL, run=run)
-        return residual
-    residual = F.pad(residual, (0, dims, positions, 0))
-    for block in blocks:
-        update = _merged(block.attn, residual, positions)
-        residual = after_attention(block, add_update(residual, update, block.cfg.damping))
-    return residual[:, positions:, :d]
-
 
 def possible_routes(blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"]) -> list[str]:
     """List the routes that these blocks can all take at all positions: for `take_route`."""
     if any(isinstance(block.attn, Recurrence) or _only_plain(block.attn) for block in blocks):
         return []
     of_each = [_costs(block.attn, residual, ALL) for block in blocks]
-    shared = [route for route in of_each[0] if all(route in costs for costs in of_each)] if blocks else []
-    return [*shared, "filled"] if "merged" in shared and any(_padding(blocks, residual)) else shared
+    return [route for route in of_each[0] if all(route in costs for costs in of_each)] if blocks else []
 
 
 def take_route(blocks: Sequence[Block], route: str | None) -> None:
     """Make passes without hooks take a route through the attention of these blocks; None for the cheapest by a rule."""
     for block in blocks:
         block.attn.route = route
-
-
-def _fills(blocks: Sequence[Block], residual: Tensor) -> bool:
-    taken = {block.attn.route for block in blocks}
-    if taken != {None} or not residual.shape[1]:
-        return taken == {"filled"}
-    return all(min(each, key=each.__getitem__) == "merged" for each in (_costs(b.attn, residual, ALL) for b in blocks))
-
-
-def _padding(blocks: Sequence[Block], residual: Tensor) -> tuple[int, int]:
-    """The dimensions and positions that make small products round; none if a norm or an MLP would see them."""
-    n_pos, d = residual.shape[1:]
-    n_keys = n_pos - 1 if blocks[0].cfg.keys == "context" else n_pos
-    small = residual.device.type == "cpu" and max(n_keys, d) <= LARGEST_FILLED
-    plain = all(isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp for block in blocks)
-    return (-d % ROUND, -n_keys % ROUND) if small and plain else (0, 0)
 
 
 def _only_plain(attn: Attention) -> bool:
@@ -210,7 +164,7 @@ def fast_attention(
         return _across_prompts(attn, x, columns)
     if route == "associative":
         return _associative(attn, x, rows)[..., columns]
-    if route in ("merged", "filled"):
+    if route == "merged":
         return _merged(attn, x)[:, rows, columns]
     # only a causal mask differs between rows: otherwise hidden keys are left out instead of masked
     differs = cfg.keys == "causal" or cfg.window_size is not None
@@ -275,14 +229,11 @@ def _associative(attn: Attention, x: Tensor, rows: slice) -> Tensor:
     return (project_heads(x[:, rows], query_key) @ moments).sum(1)
 
 
-def _merged(attn: Attention, x: Tensor, n_empty: int = 0) -> Tensor:
-    """Linear attention in three products: `X [A_h B_h]`, scores, sum; `n_empty` positions are padding."""
+def _merged(attn: Attention, x: Tensor) -> Tensor:
+    """Linear attention in three products: `X [A_h B_h]`, scores, sum."""
     heads, n_pos = attn.cfg.n_heads, x.shape[1]
     keys = x[:, :-1] if attn.cfg.keys == "context" else x
-    both = torch.stack(_query_key_and_value_out(attn, keys.shape[1] - n_empty))
-    both = both.flatten(0, 1)  # [2 head, d_model, d_model]
-    if empty := x.shape[2] - both.shape[2]:
-        both = F.pad(both, (0, empty, 0, empty))
+    both = torch.cat(_query_key_and_value_out(attn, keys.shape[1]))  # [2 head, d_model, d_model]
     projected = x @ both.transpose(0, 1).flatten(1)
     queries, values = projected.unflatten(-1, (2, heads, -1)).unbind(2)
     scores = queries.flatten(1, 2) @ keys.mT  # [batch, pos * head, key_pos]
@@ -415,16 +366,8 @@ def _gathered(
 
 
 def queries_keys_values(attn: Attention, x: Tensor, which: str) -> list[Float[Tensor, "batch head pos d_head"]]:
-    """Compute some of q, k and v, of small models in one matrix product; keys and values may have groups of heads."""
-    matrices, biases = zip(*(attn.weights(name) for name in which), strict=True)
-    flat = [weight.mT.flatten(0, 1) for weight in matrices]  # a view of weights in the order [head d_head d_model]
-    rows: list[Any] = [None if bias is None else bias.flatten() for bias in biases]
-    if len(which) > 1 and sum(part.numel() for part in flat) <= JOINED_NUMBERS:
-        joined = F.linear(x, torch.cat(flat), torch.cat(rows) if attn.cfg.attn_bias else None)
-        parts = joined.split([len(part) for part in flat], dim=-1)
-    else:
-        parts = [F.linear(x, *pair) for pair in zip(flat, rows, strict=True)]
-    return [part.unflatten(-1, (-1, attn.cfg.d_head)).transpose(1, 2) for part in parts]
+    """Compute some of q, k and v; keys and values may have groups of heads."""
+    return [attn.project(x, name).transpose(1, 2) for name in which]
 
 
 def project_heads(x: Float[Tensor, "batch pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:

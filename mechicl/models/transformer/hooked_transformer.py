@@ -22,7 +22,7 @@ from mechicl.models.prompted import on_right
 from mechicl.models.transformer.attention import Attention, Run, soft_cap
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT
-from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
+from mechicl.models.transformer.fast import ALL, fast_block, fast_norm
 from mechicl.models.transformer.layers import LEARNED, MLP, Block, Embed, PosEmbed, TiedUnembed, Unembed
 from mechicl.models.transformer.lens_config import current_names, read_lens_config
 from mechicl.models.transformer.lens_pretrained import LensPretrained
@@ -148,7 +148,8 @@ class HookedTransformer(LensPretrained):
             if to_outputs and any(map(has_torch_hooks, (*self.ln_final.modules(), *self.unembed.modules()))):
                 return self.read_out(residual)[:, positions]
             return self.read_out(residual[:, positions]) if to_outputs else residual[:, positions]
-        residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual, run)
+        for layer in layers[:-1]:
+            residual = fast_block(self.blocks[layer], residual, ALL, run=run)
         # the last block computes these positions only, and the y-dimensions only if nothing else is read
         last = self.blocks[layers[-1]]
         if to_outputs and self.cfg.reads_only_y:

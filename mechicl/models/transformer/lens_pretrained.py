@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.arguments import Count, checked
-from mechicl.models.pretrained.loading import Request, open_pretrained
+from mechicl.models.pretrained.loading import open_pretrained
 from mechicl.models.transformer.lens_names import LensNames
 
 
@@ -87,18 +87,19 @@ class LensPretrained(LensNames):
             raise ValueError(f"n_devices={n_devices}: the model is on one device; move parts of it with torch")
         if checkpoint_value is not None and checkpoint_label is not None:
             raise ValueError("checkpoint_label is another name of checkpoint_value: give one of them")
-        request = Request(
-            name=str(model_name),
+        model = open_pretrained(
+            cls,
+            str(model_name),
             hf_model=hf_model,
             checkpoint=(checkpoint_index, checkpoint_label if checkpoint_value is None else checkpoint_value),
             device=device if move_to_device else None,
             dtype=from_pretrained_kwargs.pop("torch_dtype", dtype),
             tokenizer=tokenizer,
-            padding_side=default_padding_side,
             fields={"n_layers": first_n_layers, "n_ctx": n_ctx, "default_prepend_bos": default_prepend_bos},
             options=from_pretrained_kwargs,
         )
-        model = open_pretrained(cls, request)
+        if default_padding_side is not None and model.tokenizer is not None:
+            model.tokenizer.padding_side = default_padding_side
         steps: dict[str, Any] = {
             "fold_ln": fold_ln, "center_writing_weights": center_writing_weights, "center_unembed": center_unembed,
             "fold_value_biases": fold_value_biases,

@@ -169,15 +169,6 @@ def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind
     assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
 
 
-def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
-    model, clean, corrupted = oracles.shared_bridge(), *oracles.bridge_pair()
-    expected = {c: patch(model, clean, corrupted, c).predictions for c in ("z", "mlp_out")}
-    monkeypatch.setattr(ModelAdapter, "resumes", property(lambda self: False, lambda self, value: None), raising=False)
-    for component, predictions in expected.items():
-        swept = patch(model, clean, corrupted, component)
-        assert_close(swept.predictions, predictions, **SINGLE)
-
-
 def test_two_sites_on_one_hook_are_both_replaced():
     model = model_of("gpt")
     clean, corrupted = pair(model)

@@ -195,35 +195,12 @@ def test_second_derivatives(attention: str, keys: Any):
     torch.testing.assert_close(both[0], both[1], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("keys", ["context", "full"])
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"normalize_by_context": True}, {"n_heads": 2, "score_scale": 0.3}, {"damping": 0.6, "token_clip": 0.4}],
-    ids=str,
-)
-@pytest.mark.parametrize("sizes", [(4, 6), (8, 9), (10, 10), (9, 3)], ids=str)
-def test_zeros_that_fill_up_the_stream_change_nothing(
-    routes: list[tuple[str, int]], keys: Any, fields: Any, sizes: tuple[int, int]
-):
-    x_dim, n_context = sizes
-    cfg = TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=3, keys=keys, dtype="float64", **fields)
-    model, tokens = random_model(cfg), random_tokens(cfg, 5)
-    n_keys = n_context if keys == "context" else n_context + 1
-    kinds: tuple[At, ...] = ("query", "positions")
-    for at in kinds:
-        routes.clear()
-        check_routes(model, tokens, at, 1e-11)
-        assert routes[:2] == [("_merged", n_context + 1 + -n_keys % 4)] * 2
-    both = torch.func.vmap(lambda tokens: model(tokens, at="query"))(torch.stack([tokens, 2 * tokens]))
-    torch.testing.assert_close(both[1], run(model, 2 * tokens, "query", hooked=True), rtol=1e-11, atol=1e-11)
-
-
 ROUTES: dict[str, tuple[dict[str, Any], At, list[tuple[str, int]]]] = {
     "only the query of one layer": ({"x_dim": 10, "n_context": 10}, "query", [("_folded", 1)]),
     "short contexts, all positions": (
         {"x_dim": 10, "n_context": 10, "n_layers": 2},
         "query",
-        [("_merged", 13), ("_folded", 1)],  # two more, filled with zeros
+        [("_merged", 11), ("_folded", 1)],
     ),
     "long contexts": ({"x_dim": 5, "n_context": 200}, "positions", [("_associative", 201)]),
     "momentum": ({"x_dim": 10, "n_context": 10, "keys": "causal", "momentum": 0.5}, "query", [("_plain", 11)]),
