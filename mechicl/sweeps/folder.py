@@ -162,13 +162,7 @@ def _description(grid: Grid) -> dict[str, Any]:
 
 @checked
 def load_table(folder: str | Path) -> GridTable:
-    """Load the results of a sweep from its folder: all models measured so far, also while the sweep runs.
-
-    Args:
-        folder: folder that `Sweep.run` or `mechicl sweep` wrote.
-
-    Returns:
-        A `GridTable`, as that of `Sweep.run`.
+    """Load the table of a sweep from its folder: all models measured so far, also while the sweep runs.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -184,12 +178,6 @@ def status(folder: str | Path) -> list[CellStatus]:
     """Return the progress of each cell of the sweep in a folder, which may be running.
 
     A cell is a group of models that are trained together, such as the seeds of one combination of values.
-
-    Args:
-        folder: folder that `Sweep.run` or `mechicl sweep` wrote.
-
-    Returns:
-        A `CellStatus` for each cell.
 
     Raises:
         SweepError: the folder contains no sweep.
