@@ -94,7 +94,7 @@ class FineTuned(Result):
             ...     predictions = model.predict(prompts)
         """
         if self.linearized:
-            raise ValueError("a linearised tuning has no weights to apply: take linearized_outputs(...)")
+            raise ValueError("a linearised tuning has no weights to apply: tune with another method")
         return weights_changed(model, self.changes)
 
 
