@@ -419,7 +419,6 @@ CALLS: dict[str, Call] = {
         text.topic_tokenizer(),
         w.texts,
         methods=("plain",),
-        other_labels=("flipped",),
         search={"learning_rates": (0.01,), "epochs": (1,)},
         **QUIET,
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import mechicl
 from mechicl import cli
@@ -20,7 +21,7 @@ from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.cli.train import named_presets
 from mechicl.tasks import DecisionTrees, FixedTasks, LinearRegression, SineRegression
 from mechicl.tasks.registry import KINDS
-from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
+from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, presets
 from mechicl.training.state import STATE_FILE
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--eval-prompts", "16", "--eval-every", "2", "--cpu", "--quiet"]
@@ -86,8 +87,9 @@ def test_help_of_every_command_is_free_of_code_comments(capsys, words):
 
 def test_help_of_train_has_a_line_on_each_preset(capsys):
     text = "".join(help_of(capsys, "train").replace("│", " ").split())  # lines are wrapped at any width
-    for name, summary in json.loads(Path(cli.__file__).with_name("presets.json").read_text(encoding="utf-8")).items():
-        assert "".join(f"• {name} {summary}".split()) in text
+    entries = yaml.safe_load(Path(presets.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    for name in PRESETS:
+        assert "".join(f"• {name} {entries[name]['help']}".split()) in text
 
 
 def test_help_of_a_preset_shows_every_field_and_its_value(capsys):

@@ -22,10 +22,13 @@ from mechicl.analysis import read_dual_form
 from mechicl.analysis.finetuning import (
     METHOD_NAMES,
     METHODS,
+    FineTuning,
     FineTuningComparison,
     Method,
     TaskTexts,
+    compare_with_finetuning,
     draw_texts,
+    fine_tune,
     study_task,
 )
 from mechicl.base.files import read_json, write_json
@@ -146,12 +149,20 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
     start = time.process_time()
     with mechicl.settings(memory=args.memory):
         study = study_task(
-            language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
+            language.model, language.tokenizer, texts, methods=args.methods,
             search={"learning_rates": rates, "epochs": epochs, "choose_by": args.choose_by, "widen": widen},
             seed=seed, progress=not args.quiet,
         )  # fmt: skip
-    kinds = {"comparisons": study.comparisons, "switched": study.with_other_labels,
-             "crossed": study.tuned_on_other_labels}  # fmt: skip
+        kinds: dict[str, Any] = {"comparisons": study.comparisons, "switched": {}, "crossed": {}}
+        for labels in SWITCHED:  # in fine-tuning and in the context, or in fine-tuning alone
+            true, other = (
+                text_shots(language.tokenizer, shown, texts.queries)
+                for shown in (texts.demonstrations, texts.demonstrations.relabelled(labels, seed=seed))
+            )
+            best = study.tunings.get("plain", FineTuning())
+            tuned = fine_tune(language.model, other, best, progress=not args.quiet)
+            for kind, shots in (("switched", other), ("crossed", true)):
+                kinds[kind][labels] = compare_with_finetuning(language.model, shots, tuned, seed=seed, progress=False)
     searches = study.searches.items()
     record: dict[str, Any] = {
         "settings": settings, "n_demonstrations": study.n_demonstrations, "n_queries": len(texts.queries),

@@ -5,7 +5,6 @@ Help and lists are quick: a command imports torch only when it runs, except `mec
 the fields of the configs.
 """
 
-import json
 import os
 import random
 import shlex
@@ -16,6 +15,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 import tyro
+import yaml
 
 from mechicl.base.version import __version__
 from mechicl.cli.checkpoints import Import, Join, List
@@ -79,7 +79,8 @@ def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegis
     train, registry = Train, None
     completions = any(word.startswith("--tyro-") for word in words)
     if "train" in words or completions:
-        summaries = json.loads(files("mechicl.cli").joinpath("presets.json").read_text("utf-8"))
+        entries = yaml.safe_load(files("mechicl").joinpath("training/presets.yaml").read_text("utf-8"))
+        summaries = {name: fields["help"] for name, fields in entries.items() if "help" in fields}
         presets: dict[str, Any] = dict.fromkeys(summaries, NamedPreset())
         if completions or not presets.keys().isdisjoint(words):
             from mechicl.cli.train import REGISTRY as registry  # here, because it imports torch

@@ -71,9 +71,10 @@ class SweepCommand:
 
     def _run(self) -> None:
         from mechicl.sweeps import SWEEPS, Sweep  # here, so that help does not wait for torch
-        from mechicl.sweeps.grid import change, parse_axes
+        from mechicl.sweeps.grid import parse_axes
         from mechicl.sweeps.presets import SweepPreset
         from mechicl.training import PRESETS
+        from mechicl.training.config import change
 
         if self.what not in {*SWEEPS, *PRESETS}:
             raise ValueError(

@@ -1,6 +1,5 @@
 """A grid of trainings: every combination of the axes' values, in cells of models that are trained together."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -15,9 +14,8 @@ import numpy as np
 from mechicl.base.arguments import Count, check_fields
 from mechicl.statistics.grids import SEED
 from mechicl.training import PRESETS, TrainingConfig
+from mechicl.training.config import change
 
-SIZES = ("x_dim", "n_context")
-"""Axes of this name change task, model and curriculum together."""
 Axis = Mapping[str | int | float | bool | None, Mapping[str, Any]]
 """The config fields that each value changes, by their path; keys are the values' labels."""
 
@@ -47,32 +45,6 @@ def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
 def combinations(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
     """All combinations of the axes' labels, the last axis running fastest."""
     return [dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values())]
-
-
-def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
-    """A config with fields changed, by their paths, all at once, so that fields that must agree can change together."""
-    sizes = {name: changes[name] for name in SIZES if name in changes}
-    if sizes:
-        config = config.resized(**sizes)
-    return _changed(config, {path: value for path, value in changes.items() if path not in sizes}, "config")
-
-
-def _changed(part: Any, changes: Mapping[str, Any], path: str) -> Any:
-    fields = [field.name for field in dataclasses.fields(part) if field.init]
-    values: dict[str, Any] = {}
-    for name, value in changes.items():
-        first, _, rest = name.partition(".")
-        if first not in fields:
-            raise ValueError(f"{path} ({type(part).__name__}) has no field {first!r}; it has {', '.join(fields)}")
-        if rest:
-            values.setdefault(first, {})[rest] = value
-        else:
-            values[first] = value
-    for name, value in values.items():
-        inner = getattr(part, name)
-        if isinstance(value, dict) and dataclasses.is_dataclass(inner):
-            values[name] = _changed(inner, value, name if path == "config" else f"{path}.{name}")
-    return getattr(part, "replace", lambda **new: dataclasses.replace(part, **new))(**values)
 
 
 def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,15 @@ Measure = Callable[[Checkpoint], Any]
 CellValue = float | str | None
 
 
-def read_measures(measure: Any) -> list[tuple[str, Measure]]:
-    """The measures of a sweep (see `Sweep.run`): functions, each with the prefix of its columns' names, "" for none."""
-    if measure is None:
-        return []
-    if callable(measure):
-        return [("", measure)]
-    names = [measure] if isinstance(measure, str) else measure
-    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
-        return [("", _named(name)) for name in names]
-    if isinstance(measure, Mapping) and all(map(callable, measure.values())):
-        return [(str(name), function) for name, function in measure.items()]
-    raise TypeError(f"measure= takes a function, names, or a mapping of names to functions, got {measure!r}")
+def read_measures(measure: Any) -> list[Measure]:
+    """The measures of a sweep (see `Sweep.run`) as functions."""
+    several = [] if measure is None else measure if isinstance(measure, list | tuple) else [measure]
+    return [each if callable(each) else _named(each) for each in several]
 
 
-def _named(name: str) -> Measure:
+def _named(name: Any) -> Measure:
+    if not isinstance(name, str):
+        raise TypeError(f"measure= takes a function, a name, or a sequence of them, got {name!r}")
     if name in MEASURES:
         return MEASURES[name]
     module, colon, member = name.partition(":")
@@ -109,22 +103,21 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, CellValue]:
+def measured_columns(measures: Iterable[Measure], checkpoint: Checkpoint) -> dict[str, CellValue]:
     """The columns of one model's row."""
     columns: dict[str, CellValue] = {}
-    for prefix, measure in measures:
+    for measure in measures:
         function = getattr(measure, "__name__", "value")
         with calling(f"measure {function!r}"):
             values = measure(checkpoint)
         if isinstance(values, Result):
             values = values.intervals()
         if not isinstance(values, Mapping):
-            values, prefix = {prefix or function: values}, ""
+            values = {function: values}
         for key, value in values.items():
-            name = f"{prefix}.{key}" if prefix else str(key)
-            if name in columns:
-                raise ValueError(f"two measures return {name!r}: name them, measure={{'first': ..., 'second': ...}}")
-            columns[name] = _plain(value, function)
+            if str(key) in columns:
+                raise ValueError(f"two measures return {str(key)!r}: let one of them return a mapping with other names")
+            columns[str(key)] = _plain(value, function)
     return columns
 
 

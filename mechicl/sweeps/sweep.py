@@ -81,8 +81,8 @@ class Sweep(Grid):
             folder: folder of the sweep: `sweep.json` describes it, `results.csv` is the table so far, `cells/` has a
                 folder for each cell, with its checkpoint.
             measure: a function of a `Checkpoint` with one model that returns a number, a mapping of names to numbers,
-                or a `Result`; a name of `sweeps.MEASURES` or "module:function"; or several, as a sequence of names or a
-                mapping of names to functions. None for the held-out loss alone, which the table always has.
+                or a `Result`; a name of `sweeps.MEASURES` or "module:function"; or a sequence of these. None for the
+                held-out loss alone, which the table always has.
             workers: processes that run cells. By default one for each core (over `threads`), or 1 where a GPU is used;
                 1 runs the cells in this process.
             ray: run the cells on Ray instead: "auto" for the running cluster, else this machine's cores, or the address
@@ -118,7 +118,7 @@ class Sweep(Grid):
             folder=Path(folder).absolute(),
             measures=measures,
             # computed here for all: other processes cannot read the source of functions typed into a notebook
-            identities=tuple(f"{prefix} {identity(function)}".strip() for prefix, function in measures),
+            identities=tuple(map(identity, measures)),
             threads=self.threads,
             launch=tuple(launch),
             tasks=registered,

@@ -40,9 +40,8 @@ class Orders:
     """Everything that a process needs to work on any cell of a sweep."""
 
     folder: Path  # the sweep's, absolute
-    # functions, each with the prefix of its columns; `identities` come from the main process.
-    measures: Sequence[tuple[str, Measure]]
-    identities: tuple[str, ...]
+    measures: Sequence[Measure]
+    identities: tuple[str, ...]  # of the measures, from the main process
     threads: int = 1  # number of torch's threads
     launch: tuple[str, ...] = ()  # command that starts a training of several processes; empty to train in this process
     # kinds of tasks that the user registered, by name, for other processes.
@@ -165,9 +164,7 @@ def end_with(process: int, parent: int | None = None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _row(
-    measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: SweepCell, model: int
-) -> dict[str, Any]:
+def _row(measures: Sequence[Measure], checkpoint: Checkpoint, cell: SweepCell, model: int) -> dict[str, Any]:
     task, seed = divmod(model, len(cell.config.seeds))
     alone = checkpoint.by_task()[task].select([seed])
     diverged = alone.record.get("diverged_at", [-1])[0]

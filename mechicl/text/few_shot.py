@@ -33,7 +33,6 @@ class WordPrompts:
         queries: input of each query.
         answers: true answer of each query.
         n_pairs: number of the task's pairs that are used.
-        n_left_out: number of pairs that are not, because of their tokens.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -44,7 +43,6 @@ class WordPrompts:
     queries: tuple[str, ...]
     answers: tuple[str, ...]
     n_pairs: Natural = 0
-    n_left_out: Natural = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -107,7 +105,6 @@ def word_prompts(
         raise ValueError("labels='shuffled' needs at least two demonstrations, got n_shots=1")
     answer_ids = _pairs_of_one_length(tokenizer, task)
     pairs = list(answer_ids)
-    n_left_out = len(task.pairs) - len(pairs)
     if len(pairs) < n_shots + 1:
         raise ValueError(
             f"task {task.name!r} has {len(pairs)} pairs of one length for this tokenizer, and n_shots={n_shots} need "
@@ -122,7 +119,7 @@ def word_prompts(
         needed = f"outputs of other tasks with as many tokens as those of task {task.name!r}"
         needed = needed if other is None else f"pairs of one length of task {_named(other).name!r}"
         raise ValueError(f"labels={labels!r} and n_shots={n_shots} need {n_shots} {needed}, got {len(instead)}")
-    if n_left_out:
+    if len(pairs) < len(task.pairs):
         warn(f"{len(pairs)} of {len(task.pairs)} pairs of task {task.name!r} are used; the others have other numbers "
              "of tokens with this tokenizer, or tokens that it does not know")  # fmt: skip
     generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
@@ -155,7 +152,7 @@ def word_prompts(
         )
     targets = _tensor([answer_ids[pair][shared] for pair in queries])
     asked, answers = zip(*queries, strict=True)
-    return WordPrompts(_tensor(rows), targets, task.name, labels, n_shots, asked, answers, len(pairs), n_left_out)
+    return WordPrompts(_tensor(rows), targets, task.name, labels, n_shots, asked, answers, len(pairs))
 
 
 def _named(task: WordTask | str | None) -> WordTask:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -301,6 +301,35 @@ def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None =
             raise ValueError(f"{type(task).__name__} has no {name} that can be set to {size}")
         task = task.replace(**{name: size})
     return task
+
+
+def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
+    """A config with fields changed by their paths, all at once, so that fields that must agree can change together.
+
+    "x_dim" and "n_context" change the size of task, model and curriculum.
+    """
+    sizes = {name: changes[name] for name in ("x_dim", "n_context") if name in changes}
+    if sizes:
+        config = config.resized(**sizes)
+    return _changed(config, {path: value for path, value in changes.items() if path not in sizes}, "config")
+
+
+def _changed(part: Any, changes: Mapping[str, Any], path: str) -> Any:
+    fields = [field.name for field in dataclasses.fields(part) if field.init]
+    values: dict[str, Any] = {}
+    for name, value in changes.items():
+        first, _, rest = name.partition(".")
+        if first not in fields:
+            raise ValueError(f"{path} ({type(part).__name__}) has no field {first!r}; it has {', '.join(fields)}")
+        if rest:
+            values.setdefault(first, {})[rest] = value
+        else:
+            values[first] = value
+    for name, value in values.items():
+        inner = getattr(part, name)
+        if isinstance(value, dict) and dataclasses.is_dataclass(inner):
+            values[name] = _changed(inner, value, name if path == "config" else f"{path}.{name}")
+    return getattr(part, "replace", lambda **new: dataclasses.replace(part, **new))(**values)
 
 
 def _length(task: AnyTask) -> int:

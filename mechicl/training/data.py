@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
+from mechicl.base.threads import n_cores
 from mechicl.models import PromptedModel, TableTransformer
 from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.prompts import At, Prompts, Tables, TokenSequences
@@ -117,37 +117,24 @@ def sample_batch(
 
 
 def batches(sample: Callable[[int], Data], first_step: int, steps: int) -> Generator[Data, None, None]:
-    """The batches from `first_step` to the last, sampled in the faster of two ways.
+    """The batches from `first_step` to the last.
 
-    A second thread that samples ahead is faster if sampling takes a notable part of a step and a core is free for it.
-    So the first few batches are sampled in turn and timed; if that part is notable, the next few are sampled ahead; and
-    the rest in the faster way. The prompts are the same either way.
+    The first few are sampled in turn and timed. If that takes a notable part of a step and a core is free, a second
+    thread samples the others ahead. The prompts are the same either way.
     """
-    sampling_seconds: list[float] = []
-    seconds: list[float] = []  # of whole steps
+    times: list[tuple[float, float]] = []  # of sampling, and of the whole step
     end_of_trial = min(first_step + TIMED_BATCHES, steps)
     for step in range(first_step, end_of_trial):
         started = time.perf_counter()
         batch = sample(step)
-        sampling_seconds.append(time.perf_counter() - started)
+        sampled = time.perf_counter()
         yield batch  # returns when the step is done
-        seconds.append(time.perf_counter() - started)
-    step = end_of_trial
-    if step < steps and statistics.median(sampling_seconds) > NOTABLE * statistics.median(seconds):
-        end_of_trial = min(step + TIMED_BATCHES, steps)
-        seconds_ahead: list[float] = []
-        started = time.perf_counter()
-        with closing(batches_ahead(sample, step, end_of_trial)) as trial:
-            for batch in trial:
-                yield batch
-                seconds_ahead.append(time.perf_counter() - started)
-                started = time.perf_counter()
-        step = end_of_trial
-        if step < steps and statistics.median(seconds_ahead) < statistics.median(seconds):
-            yield from batches_ahead(sample, step, steps)
-            return
-    for later in range(step, steps):
-        yield sample(later)
+        times.append((sampled - started, time.perf_counter() - started))
+    sampling, whole = map(statistics.median, zip(*times, strict=True)) if times else (0.0, 0.0)
+    if end_of_trial < steps and sampling > NOTABLE * whole and torch.get_num_threads() < n_cores():
+        yield from batches_ahead(sample, end_of_trial, steps)
+    else:
+        yield from map(sample, range(end_of_trial, steps))
 
 
 def batches_ahead(sample: Callable[[int], Data], first_step: int, end: int) -> Generator[Data, None, None]:

@@ -26,6 +26,7 @@ from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
 from mechicl.base.warning import warn
 from mechicl.models import build
+from mechicl.models.transformer.fast import fuse_attention
 from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch, sample_examples
@@ -34,7 +35,7 @@ from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 from mechicl.training.results import TrainingResult, collect_result, snapshot_path
 from mechicl.training.routes import Route, choose_route, use_route
-from mechicl.training.speed import keep_freed_memory, make_quicker, products_in_tf32
+from mechicl.training.speed import keep_freed_memory, products_in_tf32
 from mechicl.training.state import (
     EARLIER_STATE_FILE,
     STATE_FILE,
@@ -173,7 +174,13 @@ class _Training:
         models = [build(config.model.replace(device=str(device)), seed) for _, seed in config.members]
         self.encoder = models[0]
         self.ensemble = Ensemble(models).to(device)
-        make_quicker(config, self.ensemble)
+        if config.fused_attention:
+            if len(models) > 1:
+                raise ValueError(
+                    f"fused_attention=True is for one seed at a time, got {len(models)} models: run each separately "
+                    f"(--seeds 0, with another --run folder)"
+                )
+            fuse_attention(self.ensemble.template)
         if device.type == "cpu":
             keep_freed_memory()
         self.optimizer = self._optimizer(self.ensemble.flat)

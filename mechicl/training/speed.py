@@ -1,4 +1,4 @@
-"""Faster steps: the best number of threads, freed memory kept, TF32, fused attention."""
+"""Faster steps: the best number of threads, freed memory kept, TF32."""
 
 import ctypes
 from collections.abc import Iterator
@@ -8,10 +8,8 @@ import torch
 
 from mechicl.base.threads import threads_worth
 from mechicl.models import TransformerConfig
-from mechicl.models.transformer.fast import fuse_attention
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import goes_across
-from mechicl.training.ensemble import Ensemble
 
 AMPERE = (8, 0)  # the first generation of NVIDIA GPUs with TF32
 
@@ -64,15 +62,3 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
     mallopt(trim_threshold, 2**29)
     mallopt(mmap_threshold, 2**25)  # the largest that it takes
-
-
-def make_quicker(config: TrainingConfig, ensemble: Ensemble) -> None:
-    """Turn on fused attention if the config requires it."""
-    if not config.fused_attention:
-        return
-    if ensemble.n_seeds > 1:
-        raise ValueError(
-            f"fused_attention=True is for one seed at a time, got {ensemble.n_seeds} models: run each separately "
-            f"(--seeds 0, with another --run folder)"
-        )
-    fuse_attention(ensemble.template)

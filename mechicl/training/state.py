@@ -83,8 +83,7 @@ class RunState:
         try:
             saved, files = (json.loads(metadata[name]) for name in ("config", "files"))
             step, wall_time = int(metadata["step"]), float(metadata["wall_time"])
-            # earlier versions saved the number of threads only
-            route = Route(**json.loads(metadata.get("route") or f'{{"threads": {int(metadata["threads"])}}}'))
+            route = Route(**json.loads(metadata["route"]))
             files = {str(name): (int(n_bytes), str(digest)) for name, (n_bytes, digest) in files.items()}
             sources = dict(json.loads(metadata.get("sources", "{}")))
             generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from analyses.support.sweeps import SweepArgs
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import SWEEPS, Sweep
-from mechicl.sweeps.grid import change, combinations, parse_axes, read_axes
+from mechicl.sweeps.grid import combinations, parse_axes, read_axes
 from mechicl.sweeps.measuring import read_measures
 from mechicl.sweeps.presets import SweepPreset
 from mechicl.sweeps.thresholds import find_threshold, passed
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
+from mechicl.training.config import change
 from tests.sweeps.runs import BASE, RATES
 
 

@@ -57,7 +57,6 @@ def test_regret_is_the_difference_of_mean_errors():
     error = np.mean([(a - b) ** 2 for a, b in zip(predicted, prompts.query.ys.numpy(), strict=True)])
     assert measured["held_out_loss"] == pytest.approx(error)
     assert measured["regret"] == pytest.approx(measured["held_out_loss"] - measured["best_known_loss"])
-    assert measures.loss(made, n_prompts=40).items() <= measured.items()
 
 
 def test_alignment_is_with_the_learner_that_is_named():

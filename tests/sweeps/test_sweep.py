@@ -105,9 +105,13 @@ def test_another_sweep_in_the_folder_is_refused_and_extended_on_request(whole, t
 def test_another_measure_needs_no_training(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "copy")
     weights = {path: path.stat().st_mtime_ns for path in (tmp_path / "copy").rglob("weights.safetensors")}
+
+    def layers(checkpoint):
+        return checkpoint.models[0].cfg.n_layers
+
     with pytest.raises(ValueError, match="measures:"):
-        run(tmp_path / "copy", {"layers": lambda checkpoint: checkpoint.models[0].cfg.n_layers})
-    table = run(tmp_path / "copy", {"layers": lambda checkpoint: checkpoint.models[0].cfg.n_layers}, extend=True)
+        run(tmp_path / "copy", layers)
+    table = run(tmp_path / "copy", layers, extend=True)
     assert table.frame["layers"].tolist() == table.frame["model.n_layers"].tolist()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "copy").rglob("weights.safetensors")} == weights
 
@@ -283,12 +287,14 @@ def test_a_measure_that_cannot_be_pickled_needs_one_worker(tmp_path):
 
 def test_variables_in_a_measure_s_closure_are_part_of_it(tmp_path):
     def make(number):
-        return lambda checkpoint: number
+        return lambda checkpoint: {"number": number}
 
-    run(tmp_path, {"number": make(1)})
+    run(tmp_path, [make(1), doubled])
     with pytest.raises(ValueError, match="measures:"):
-        run(tmp_path, {"number": make(2)})
-    assert set(run(tmp_path, {"number": make(2)}, extend=True).frame["number"]) == {2}
+        run(tmp_path, [make(2), doubled])
+    assert set(run(tmp_path, [make(2), doubled], extend=True).frame["number"]) == {2}
+    with pytest.raises(SweepError, match="two measures return 'number'"):
+        run(tmp_path, [make(2), make(3)], extend=True)
     assert identity(make(3)) == identity(make(3)) != identity(make(4))
     assert identity(functools.partial(max, 1)) != identity(functools.partial(max, 2))
 

@@ -14,7 +14,7 @@ import pytest
 from datasets.exceptions import DatasetGenerationError
 
 from mechicl.tasks.topics import TOPICS, topic_tokenizer
-from mechicl.text import TEXT_TASKS, LabelledTexts, load_texts
+from mechicl.text import TEXT_TASKS, load_texts
 from tests.text.test_classification import OPINIONS, examples_of
 
 ROWS = [("awful", 0), ("so, so", 1), ('a "joy"', 2), ("NA", 0), ("12", 1), ("two\nlines", 2), ("été", 0)]
@@ -133,22 +133,6 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(kind, content, tmp_path
 
 
 # ---- the hub ----
-def test_the_hub_is_asked_for_the_data_set_its_subset_and_the_split(monkeypatch, capfd):
-    calls = []
-
-    def load_dataset(*args, **kwargs):
-        calls.append((args, kwargs))
-        assert datasets.are_progress_bars_disabled()
-        return datasets.Dataset.from_list([{"premise": "p", "hypothesis": "h", "idx": 4, "label": 2}])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = load_texts("cb", "validation")
-    assert examples == LabelledTexts(TEXT_TASKS["cb"], ({"premise": "p", "hypothesis": "h"},), (2,))
-    assert calls == [(("aps/super_glue", "cb"), {"split": "validation"})]
-    assert not datasets.are_progress_bars_disabled()
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it\nat all"), DatasetGenerationError()])
 def test_errors_of_the_hub_are_one_line_with_advice(error, monkeypatch):
     def load_dataset(*args, **kwargs):

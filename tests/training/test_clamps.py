@@ -12,7 +12,6 @@ from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
 from mechicl.checkpoints import Snapshots, save, stack_models
 from mechicl.constructions import gradient_descent
 from mechicl.models import HookedTransformer, build
-from mechicl.sweeps import Sweep
 from mechicl.training import Clamp, Curriculum, Ramp, TrainingConfig, train, train_interchange
 from mechicl.training.data import make_generators
 from mechicl.training.metrics import Metrics
@@ -265,17 +264,6 @@ def test_positions_that_a_shorter_prompt_lacks_are_left_out(tmp_path):
     curriculum = Curriculum(points=Ramp(2, 5, 1, 3))
     clamp = Clamp("z", 0, pos=(0, 8), value=1.0)
     train(small(model=INTERLEAVED, curriculum=curriculum, interventions=(clamp,)), tmp_path, progress=False)
-
-
-def test_an_axis_of_a_sweep_can_be_the_interventions(tmp_path):
-    clamps = {"none": (), "frozen": (FROZEN,)}
-    sweep = Sweep(reading(seeds=(0, 1)), {"interventions": clamps})
-    table = sweep.run(tmp_path / "sweep", workers=1, progress=False)
-    for label, each in clamps.items():
-        alone = train(reading(seeds=(0, 1), interventions=each), tmp_path / label, progress=False)
-        measured = table.frame[table.frame["interventions"] == label]["loss"].tolist()
-        assert measured == pytest.approx(alone.record["curve"]["eval_loss"][-1], rel=1e-6)
-    assert Sweep(reading(seeds=(0, 1)), {}).cells[0].name == sweep.cells[0].name.removeprefix("interventions=none-")
 
 
 # ---- errors ----

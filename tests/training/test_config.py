@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from mechicl import cli
 from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
 from mechicl.models import TransformerConfig
 from mechicl.tasks import FixedTasks, SineRegression
@@ -139,12 +138,6 @@ def test_a_preset_survives_json_and_resizing_and_ends_with_a_snapshot_and_whole_
     last = config.tasks_at(config.steps - 1)[0]
     whole = preset.task if preset.curriculum is None else (preset.task.x_dim, preset.task.n_context)
     assert (last if preset.curriculum is None else (last.active_dims, last.n_context)) == whole
-
-
-def test_every_preset_has_a_line_in_the_help():
-    summaries = json.loads(Path(cli.__file__).with_name("presets.json").read_text(encoding="utf-8"))
-    assert list(summaries) == list(PRESETS)
-    assert all("\n" not in line and line for line in summaries.values())
 
 
 # ---- configs and runs that are refused, by the name of the field ----

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from mechicl.base.tensor_files import read_tensors, signed, write_tensors
 from mechicl.base.threads import using_threads
 from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.models.transformer import fast
@@ -16,7 +15,6 @@ from mechicl.training import TrainingConfig, train
 from mechicl.training.data import make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.routes import Route, choose_route, use_route
-from mechicl.training.state import STATE_FILE
 from tests.training.runs import interrupted, small
 
 CPU = torch.device("cpu")
@@ -160,15 +158,6 @@ def test_a_resumed_run_keeps_its_route(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.record["route"] == {"attention": "associative", "prompts_last": None, "compiled": False}
     with pytest.raises(StopIteration):
         train(THREE_LAYERS, tmp_path / "new", progress=False)
-
-
-def test_saves_of_earlier_versions_resume_by_the_rule(tmp_path: Path):
-    interrupted(config := small(steps=10), tmp_path, 5)
-    tensors, metadata = read_tensors(tmp_path / STATE_FILE)
-    older = {name: text for name, text in metadata.items() if name not in ("route", "sha256")} | {"threads": "1"}
-    write_tensors(tmp_path / STATE_FILE, tensors, signed(tensors, older))
-    record = train(config, tmp_path, progress=False).record
-    assert (record["threads"], record["route"]) == (1, {"attention": None, "prompts_last": None, "compiled": False})
 
 
 def test_prompts_are_the_same_in_both_layouts():

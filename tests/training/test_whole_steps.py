@@ -9,7 +9,7 @@ from mechicl.tasks import FixedTasks, LinearRegression, RandomTensors, register
 from mechicl.training import Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.data import examples, losses, make_generators
 from mechicl.training.ensemble import Ensemble
-from mechicl.training.optimizers import adam_state, adam_update, make_optimizer
+from mechicl.training.optimizers import make_optimizer
 from mechicl.training.whole_steps import ALIGNED, WholeStep
 from tests.training.runs import (
     EXACT,
@@ -117,20 +117,6 @@ def test_inputs_of_a_step_make_the_prompts_of_other_runs():
         tokens, targets = step._prompts(*inputs.tensors)
         torch.testing.assert_close((tokens[0], targets[0]), expected)
         assert torch.equal(inputs.generator_states[0], generators[0].get_state())
-
-
-def test_adam_is_torchs():
-    generator = torch.Generator().manual_seed(0)
-    ours = torch.randn(2, 7, dtype=torch.float64, generator=generator)
-    theirs = torch.nn.Parameter(ours.clone())
-    optimizer = torch.optim.Adam([theirs], lr=0.1)
-    state = {name: each.clone() for name, each in adam_state(torch.optim.Adam([ours.requires_grad_()])).items()}
-    ours = ours.detach()
-    for number in range(5):
-        theirs.grad = torch.randn(2, 7, dtype=torch.float64, generator=generator) * 10.0**number
-        ours = ours - adam_update(theirs.grad, state, optimizer.param_groups[0], torch.tensor(0.1, dtype=torch.float64))
-        optimizer.step()
-        torch.testing.assert_close(ours, theirs.detach())
 
 
 @pytest.mark.usefixtures("traced_only")

@@ -5,16 +5,13 @@ Lau et al. 2023 (arXiv 2308.12108) estimate the coefficient λ of singular learn
 density exp(-nβ L(w) - γ/2 |w - w*|²). A regular model with d parameters has λ = d/2; degenerate directions lower it.
 """
 
-import io
 import math
-import pickle
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import groupby
 from typing import Annotated, Any
 
 import torch
@@ -243,8 +240,7 @@ def learning_coefficient(
         raise ValueError(f"parts must be one or more different names, got {list(parts)}")
     batch_size, n_chains = sampler.batch_size, sampler.n_chains
     batches = []  # models that run together, with the weights that move
-    for _, each in groupby(stacked, _skeleton):
-        alike = list(each)
+    for alike in [stacked] if isinstance(models, Checkpoint) else [[model] for model in stacked]:
         its_loss, tensors = _examples(alike[0], data, loss, n_prompts, seed, batch_size is None)
         n, *others = map(len, tensors)
         if set(others) - {n} or n < max(batch_size or 1, 3 if sampler.n_beta is None else 1):
@@ -289,27 +285,6 @@ def _mask(model: nn.Module, part: str) -> Bool[Tensor, "weight"]:
     if not mask.any():
         raise ValueError(f"all weights of the part {part!r} are frozen: requires_grad_(True) lets them move")
     return mask
-
-
-def _skeleton(model: nn.Module) -> object:
-    """Everything about a model but the values of its parameters; differs from any other where it cannot be pickled."""
-    numbers: dict[int, int] = {}
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            if not isinstance(obj, Tensor):
-                return None
-            kind = (str(obj.dtype), str(obj.device), tuple(obj.shape), obj.requires_grad)
-            if isinstance(obj, nn.Parameter):
-                return kind, numbers.setdefault(id(obj), len(numbers))
-            return kind, obj.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-    written = io.BytesIO()
-    try:
-        Pickler(written).dump((type(model), vars(model)))
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
-        return object()
-    return written.getvalue()
 
 
 def _examples(

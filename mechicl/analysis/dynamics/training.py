@@ -109,15 +109,13 @@ def align_over_training(
     Nertinger, Fig. 1.
 
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
-            models by step.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models (see `measure_over_training`).
         learner: the learner to compare with, such as an `AlgorithmLearner`.
         prompts: prompts to compare them on, at the query.
 
     Returns:
-        `prediction_distance` to the learner (L2), `sensitivity_cosine` and `sensitivity_distance` (L2) of the
-        derivatives d prediction / d query, and `mse`, the model's squared error at the query: means over prompts,
-        `[step seed]`; a list of models is one seed. `steps` are the training steps of the snapshots.
+        The distances of `align`, and `mse`, the model's squared error at the query: means over prompts `[step seed]`; a
+        list of models is one seed. `steps` are the training steps of the snapshots.
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.6})
@@ -156,8 +154,7 @@ def score_heads_over_training(
     """Measure when heads of some kinds form: their highest scores at each snapshot (Olsson et al. 2022, argument 1).
 
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
-            models by step.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models (see `measure_over_training`).
         names: names of scores, defined in `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
@@ -269,8 +266,7 @@ def find_transitions(
         fall: least fall of a loss with a transition, as a share of its plateau.
 
     Returns:
-        `steps`, the transition step of each seed, `[seed]` (NaN without one); `before` and `after`, the evaluations
-        around it; `start` and `end`, where a tenth and nine tenths of the fall are done; `mean_step()`.
+        A `Transitions`: `steps`, the transition step of each seed, `[seed]` (NaN without one); `mean_step()`.
 
     Example:
         >>> curve = load_checkpoint("lsa-1l").record["curve"]

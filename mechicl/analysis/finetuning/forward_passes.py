@@ -144,12 +144,6 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
-def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
-    """Predict with the first-order expansion in the `changes` of parameters (Bar Natan, Deutch & Magar, eq. 5)."""
-    adapter = ModelAdapter(model)
-    return run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
-
-
 @torch.no_grad()
 def run_with_changes(
     adapter: ModelAdapter,

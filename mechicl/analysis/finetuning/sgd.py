@@ -94,7 +94,7 @@ class FineTuned(Result):
             ...     predictions = model.predict(prompts)
         """
         if self.linearized:
-            raise ValueError("a linearised tuning has no weights to apply: take linearized_outputs(...)")
+            raise ValueError("a linearised tuning has no weights to apply: tune with another method")
         return weights_changed(model, self.changes)
 
 
@@ -109,13 +109,12 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
         shots: demonstrations as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
-        tuning: learning rate, epochs, parameters and method; by default `FineTuning()`: one epoch of SGD of the key and
-            value projections at learning rate 0.1.
+        tuning: learning rate, epochs, parameters and method; by default `FineTuning()`.
 
     Returns:
         A `FineTuned`: `changes` of the weights by the parameter's name, and `losses` `[epoch example]`, the loss of
-        each demonstration before its step (summed over layers for `FineTuning(method="per_layer")`, which reads
-        predictions off each layer). `with tuned.applied(model): ...` runs the model with the tuned weights.
+        each demonstration before its step (summed over layers for "per_layer"). `with tuned.applied(model): ...` runs
+        the model with the tuned weights.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.

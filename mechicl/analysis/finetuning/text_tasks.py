@@ -1,25 +1,21 @@
 """Study one language model on one text task: draw demonstrations, search for fine-tuning, compare the settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mechicl.analysis.finetuning.context_comparison import (
-    BeforeFineTuning,
-    FineTuningComparison,
-    compare_with_finetuning,
-)
+from mechicl.analysis.finetuning.context_comparison import BeforeFineTuning, FineTuningComparison
 from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.base.arguments import checked
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
-from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
+from mechicl.text import LabelledTexts, TextTask, load_texts, text_shots
 from mechicl.text.scores import FewShotScores, Scored, scores_and_losses
 
 Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
@@ -27,13 +23,7 @@ Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
 
 @dataclass(frozen=True, eq=False)
 class TaskTexts(Result):
-    """The texts of one trial.
-
-    Attributes:
-        demonstrations: labelled texts that every context shows, in this order.
-        held_out: queries on which fine-tuning is tuned.
-        queries: queries to measure on.
-    """
+    """The texts of one trial: demonstrations that every context shows, and queries to tune and to measure on."""
 
     demonstrations: LabelledTexts
     held_out: LabelledTexts
@@ -49,8 +39,6 @@ class TaskStudy(Scored, Result):
     n_demonstrations: int
     searches: dict[str, TuningSearch]
     comparisons: dict[str, FineTuningComparison]
-    with_other_labels: dict[str, FineTuningComparison] = field(default_factory=dict)
-    tuned_on_other_labels: dict[str, FineTuningComparison] = field(default_factory=dict)
 
     @property
     def tunings(self) -> dict[str, FineTuning]:
@@ -131,7 +119,6 @@ def study_task(
     texts: TaskTexts,
     *,
     methods: Sequence[Method] = METHODS,
-    other_labels: Sequence[Labels] = (),
     tuning: FineTuning | None = None,
     search: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -143,11 +130,7 @@ def study_task(
         model: a mechicl model on token ids, or a `TransformerBridge`, in eval mode.
         tokenizer: the model's tokenizer, with the interface of `transformers`.
         texts: demonstrations and queries, the result of `draw_texts`.
-        methods: kinds of fine-tuning, by default all: "plain", "linearized" (first-order expansion in the weights),
-            "per_layer" (losses of predictions read off each attention layer, summed, with no gradient to earlier
-            layers).
-        other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, or "one" label
-            for all of them, for plain fine-tuning with the best settings.
+        methods: kinds of fine-tuning, by default all (see `FineTuning`).
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
         search: the settings to try and how to choose: `learning_rates`, `epochs`, `choose_by` and `widen` of
             `search_tuning`.
@@ -155,9 +138,7 @@ def study_task(
     Returns:
         A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);
         `comparisons`, a `FineTuningComparison` by method; `intervals()`, the accuracy in each setting with 95%
-        intervals over queries. By kind of other label ("flipped", ...), `with_other_labels` compares when both context
-        and fine-tuning have these labels, and `tuned_on_other_labels` when fine-tuning has them and the context has the
-        true ones.
+        intervals over queries.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 
@@ -178,17 +159,7 @@ def study_task(
             **(search or {}),
         )  # fmt: skip
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
-    with_other_labels, tuned_on_other_labels = {}, {}
-    best = searches["plain"].best if "plain" in searches else settings
-    for labels in other_labels:
-        relabelled = text_shots(tokenizer, texts.demonstrations.relabelled(labels, seed=seed), texts.queries)
-        tuned = fine_tune(model, relabelled, best, progress=progress)
-        with_other_labels[labels] = compare_with_finetuning(model, relabelled, tuned, seed=seed, progress=progress)
-        tuned_on_other_labels[labels] = before.compare_with(tuned)
-    return TaskStudy(
-        texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons, with_other_labels,
-        tuned_on_other_labels,
-    )  # fmt: skip
+    return TaskStudy(texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons)
 
 
 @checked(locks=True)
@@ -202,9 +173,8 @@ def measure_accuracy(model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrati
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
 
     Returns:
-        A `FewShotScores` of one task and its true labels: `accuracy` `[task label shot prompt]` is 1 where the right
-        label has the highest logit among the task's labels, else 0; `log_probability` is that of the right label among
-        them, in nats. `to_dataframe()` has the means with 95% intervals over queries.
+        A `FewShotScores` of one task and its true labels, by number of demonstrations; `to_dataframe()` has the means
+        with 95% intervals over queries.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer

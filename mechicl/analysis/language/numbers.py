@@ -1,7 +1,7 @@
-"""Regression and classification as text, so that a language model can be compared with learning algorithms."""
+"""Regression as text, so that a language model can be compared with learning algorithms."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,9 +31,7 @@ class TextLearner:
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
         x_bound: largest absolute value of the inputs.
-        y_bound: largest absolute value of the targets, if they are numbers.
-        classes: for classification, the text of each class and its target, such as `{"no": -1.0, "yes": 1.0}`; by
-            default targets are numbers.
+        y_bound: largest absolute value of the targets.
 
     Example:
         >>> learner = TextLearner(load_language_model("HuggingFaceTB/SmolLM2-135M"), x_bound=0.5, y_bound=1.5)
@@ -41,20 +39,9 @@ class TextLearner:
     """
 
     @checked
-    def __init__(
-        self,
-        language: LanguageModel,
-        *,
-        x_bound: Positive = 3.0,
-        y_bound: Positive = 3.0,
-        classes: Mapping[str, float] | None = None,
-    ):
+    def __init__(self, language: LanguageModel, *, x_bound: Positive = 3.0, y_bound: Positive = 3.0):
         self.language, self.x_bound, self.y_bound = language, x_bound, y_bound
-        self.classes = classes
-        numbers = {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)}
-        self.outputs = numbers if classes is None else dict(classes)
-        if len(self.outputs) < 2:
-            raise ValueError(f"classes must have at least two texts, got {list(self.outputs)}")
+        self.outputs = {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)}
 
     @checked
     def write(self, prompts: Prompts) -> list[str]:
@@ -64,7 +51,7 @@ class TextLearner:
         texts = []
         for xs, ys in zip(prompts.xs.tolist(), prompts.ys[..., 0].tolist(), strict=True):
             inputs = [" ".join(_written(x, self.x_bound) for x in point) + " ->" for point in xs]
-            lines = [f"{point} {self._target(y)}\n" for point, y in zip(inputs[:-1], ys[:-1], strict=True)]
+            lines = [f"{point} {_written(y, self.y_bound)}\n" for point, y in zip(inputs[:-1], ys[:-1], strict=True)]
             texts.append("".join(lines) + inputs[-1])
         return texts
 
@@ -81,14 +68,6 @@ class TextLearner:
             shares = self._shares(torch.tensor([start + ids[row] for row in rows]), _tree(endings))
             means[rows] = shares @ torch.tensor(list(self.outputs.values()), dtype=torch.float64)
         return means[:, None].to(prompts.xs)
-
-    def _target(self, y: float) -> str:
-        if self.classes is None:
-            return _written(y, self.y_bound)
-        texts = [text for text, value in self.classes.items() if value == y]
-        if not texts:
-            raise ValueError(f"targets must be among the classes {dict(self.classes)}, got {y:g}")
-        return texts[0]
 
     def _endings(self, text: str, ids: list[int]) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each output after a text, which has these ids."""

@@ -44,9 +44,8 @@ def icl_score(
             pairs that every task has with this tokenizer, since prompts with the same query are not independent.
 
     Returns:
-        `accuracy` (1 where the most probable next token is the first token of the right answer that differs between
-        answers, else 0) and `log_probability` of that token in nats, `[task label shot prompt]`; `gain(task)` is the
-        accuracy with true labels minus that with shuffled ones, with a 95% interval over prompts.
+        A `FewShotScores`: `accuracy` and `log_probability` `[task label shot prompt]`; `gain(task)` is the accuracy
+        with true labels minus that with shuffled ones, with a 95% interval over prompts.
 
     Example:
         >>> scores = icl_score(load_language_model("HuggingFaceTB/SmolLM2-135M"), ["antonyms", "capitals"])

@@ -62,9 +62,8 @@ def stability(
         top: number of scores that are selected; not used for circuits and collections, for which it may be None.
 
     Returns:
-        The `selections`; `mean()`, the mean Jaccard index (items in both draws divided by items in either: 1 if all
-        draws agree, 0 if none share an item) with a 95% interval over draws; `frequencies()`, the share of draws that
-        selected each item.
+        A `Stability`: `mean()` is the mean Jaccard index (items in both draws divided by items in either: 1 if all
+        draws agree, 0 if none share an item); `frequencies()` has the share of draws that selected each item.
 
     Example:
         >>> found = function_vectors(language, "antonyms")

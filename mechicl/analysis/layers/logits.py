@@ -69,8 +69,8 @@ def logit_lens(
         at: "query" for the last position, "positions" for all.
 
     Returns:
-        A `LogitLens`: `logits` `[layer prompt vocab]` (or `[layer prompt pos vocab]`), where layer 0 is the stream
-        before the first layer, and `log_probabilities`, `ranks` and `divergences` `[layer prompt]`.
+        A `LogitLens`: `logits` `[layer prompt vocab]` (or `[layer prompt pos vocab]`), and `log_probabilities`, `ranks`
+        and `divergences` `[layer prompt]`.
 
     Raises:
         ValueError: a model without a stream, a bridge that ignores edits of its last stream, or answers of another

@@ -174,8 +174,8 @@ class ProbeResult(Result):
 def probe(
     model: LayeredModel,
     quantities: dict[str, Quantity],
-    fitting: Prompts | None = None,
-    held_out: Prompts | None = None,
+    fitting: Prompts,
+    held_out: Prompts,
     *,
     penalties: Sequence[NonNegative] = PENALTIES,
     folds: Folds = 4,
@@ -194,8 +194,8 @@ def probe(
         quantities: functions of prompts by name: `cross_moments`, `second_moments`, `ols_weights`,
             `algorithm_weights(newton, steps=[k])`, or your own: `[prompt point quantity]`, whose entry t may depend on
             the t points before point t.
-        fitting: prompts to fit on (required).
-        held_out: prompts to measure on, with the same number of points (required).
+        fitting: prompts to fit on.
+        held_out: prompts to measure on, with the same number of points.
         penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
             for each layer, position and entry of a quantity.
 
@@ -210,8 +210,6 @@ def probe(
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
-    if fitting is None or held_out is None:
-        raise ValueError("probe() needs prompts: probe(model, quantities, task.sample(256, seed=0), held_out)")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held_out need the same number of points, got {fitting} and {held_out}")
     names, n_points = tuple(quantities), model.count_points(fitting)

@@ -213,9 +213,7 @@ def fit_readouts(
             for each layer, point and target dimension.
 
     Returns:
-        A `Readouts`, a learner whose steps are the layers, from 0 (before the first layer) to n_layers:
-        `trajectory(prompts)` has the predictions after each, `errors(prompts)` their squared errors. `match` and other
-        comparisons take it too.
+        A `Readouts`, a learner whose steps are the layers; `match` and other comparisons take it too.
 
     Example:
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))

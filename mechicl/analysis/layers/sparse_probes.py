@@ -67,8 +67,7 @@ def probe_neurons(
         untrained: a model of the same shape with random weights, to compare with.
 
     Returns:
-        A `SparseProbes`: `correct`, `control` and, with an untrained model, `untrained` `[layer k prompt]` on held-out
-        prompts; `to_dataframe()` has the accuracies of each layer and k, with 95% intervals.
+        A `SparseProbes`; `to_dataframe()` has the accuracies of each layer and k, with 95% intervals.
 
     Raises:
         ValueError: fewer than 8 prompts, fewer than 2 prompts of a class in a half, or more neurons than a layer has.

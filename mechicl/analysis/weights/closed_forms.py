@@ -1,26 +1,18 @@
 """Exact optima of one learning step, to compare measurements with."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mechicl.base.arguments import Count, NonNegative, checked
-from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 
 
-@dataclass(frozen=True)
-class OneStepOptimum(Result):
+class OneStepOptimum(NamedTuple):
     """The best single step of gradient descent on a task: `step_size`, and its expected squared error `mse`."""
 
     step_size: float
     mse: float
-
-    def samples(self) -> dict[str, Float[Tensor, "1"]]:
-        """Return the two numbers, each as a single sample: they are exact."""
-        return {name: torch.tensor([getattr(self, name)]) for name in ("step_size", "mse")}
 
 
 # variance and fourth moment of one coordinate, for distributions with independent symmetric coordinates

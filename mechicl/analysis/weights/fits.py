@@ -141,9 +141,8 @@ def fit_construction(
         seed: seed of the prompts to match on; the held-out prompts have `seed + 1`.
 
     Returns:
-        A `ConstructionFit` with the members `projected`, `layerwise`, `matched`, and `best`. Each has `parameters` by
-        name `[seed ...]` and `models`. `relative_distances()` and `loss_ratios()` compare `best` with the trained
-        models, one 95% interval over held-out prompts per seed.
+        A `ConstructionFit` with the members `projected`, `layerwise`, `matched`, and `best`, each with `parameters` by
+        name `[seed ...]` and `models`. `relative_distances()` and `loss_ratios()` compare `best` with the trained ones.
 
     Example:
         >>> task = LinearRegression()

@@ -151,9 +151,7 @@ def interpolate(
         b: another model of the same shape, such as a construction.
         prompts: prompts to measure the losses on.
         n_alphas: number of models on the line, the ends included; an odd number has the midpoint among them.
-        kind: "raw" for the products unchanged; "rescaled" with the mean diagonal of W_KQ on x scaled to 1 and W_PV by
-            the inverse, which changes no prediction (linear attention only); "aligned" with b's heads in the order,
-            sign and scale nearest to a's; "lifted" with each model given the other's heads too, writing nothing.
+        kind: symmetry that is removed first, see `connect_modes`.
 
     Returns:
         A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query, `midpoint_excess()` and
@@ -229,10 +227,7 @@ def connect_modes(
 
     Returns:
         A `ModeConnectivity`: `paths` has a `LossPath` by kind, `fitted` those to the fitted construction (empty without
-        `family`). A `LossPath` has `alphas` (0 is a, 1 the other model), `squared_errors` `[alpha prompt]` of the query
-        on held-out prompts, and `model(alpha)`. `barriers()` has the barrier of each path by name: the largest excess
-        of the mean squared error over the straight line between the ends' errors, divided by the ends' mean error (0:
-        no barrier), with a 95% interval over prompts.
+        `family`), both on held-out prompts; `barriers()` has the barrier of each path by name.
 
     Example:
         >>> task, (a, b) = LinearRegression(), load_checkpoint("lsa-1l").models[:2]

@@ -9,7 +9,6 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.sweeps.measures import general, pools, regression
 
 MEASURES: Mapping[str, Callable[[Checkpoint], general.ColumnValues]] = {
-    "loss": general.loss,
     "regret": general.mean_regret,
     "alignment": general.alignment,
     "identify": general.identified,

@@ -38,12 +38,6 @@ def task_of(checkpoint: Checkpoint, kind: type[T], measure: str) -> T:
     return task
 
 
-def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> ColumnValues:
-    """Measure the loss on new prompts, and that of the task's best known learner on them (see `mean_regret`)."""
-    measured = mean_regret(checkpoint, n_prompts=n_prompts)
-    return {name: measured[name] for name in ("held_out_loss", "best_known_loss")}
-
-
 def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> ColumnValues:
     """Measure the held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
 

@@ -181,23 +181,6 @@ def test_nearest_mixtures_satisfy_the_conditions_of_a_minimum(k, seed):
     assert torch.allclose(distances, (weights.T @ rows - targets).square().sum(-1))
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(6, 9), st.integers(1, 2), st.booleans())
-def test_shapes_of_tracked_strategies(k, n_steps, n_seeds, n_prompts, y_dim, all_points):
-    task = LinearRegression(x_dim=5, y_dim=y_dim, n_context=2)
-    matrices = torch.randn(k + n_steps * n_seeds, 5, y_dim, generator=torch.Generator().manual_seed(k))
-    learners = [AlgorithmLearner(lambda prompts, w=w: prompts.xs @ w) for w in matrices]
-    steps = [learners[k + i * n_seeds : k + (i + 1) * n_seeds] for i in range(n_steps)]
-    at = "points" if all_points else "query"
-    found = track_strategies(
-        dict(enumerate(steps)), learners[:k], task.sample(n_prompts, seed=0), at=at, n_resamples=2, progress=False
-    )
-    assert found.weights.shape == found.distances.shape == (k, n_steps, n_seeds)
-    assert (found.errors.shape, len(found.verdicts), len(found.left_out)) == ((k + 1, n_steps), n_steps, k)
-    assert torch.allclose(found.weights.sum(0), torch.ones(n_steps, n_seeds).double())
-    assert (found.residual <= found.distances.amin(0) + 1e-9).all()
-
-
 class _Constant:
     def predict(self, prompts):
         return torch.full_like(prompts.ys[:, -1], torch.nan)

@@ -15,6 +15,8 @@ from torch.func import functional_call
 from transformers import GPT2LMHeadModel
 
 from mechicl.analysis.finetuning import FineTuning
+from mechicl.analysis.finetuning.forward_passes import run_with_changes
+from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left
 
@@ -150,6 +152,12 @@ def added(model: Any, changes: Mapping[str, Tensor], scale: float = 1.0) -> Any:
         for name, change in changes.items():
             parameters[name] += scale * change
     return model
+
+
+def linearized_outputs(model: Any, tokens: Tensor, changes: dict[str, Tensor]) -> Tensor:
+    """Predictions by the library's first-order expansion in the changes of parameters, `[prompt d_out]`."""
+    adapter = ModelAdapter(model)
+    return run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
 
 
 def expanded(model: Any, changes: Mapping[str, Tensor]) -> Read:

@@ -18,12 +18,20 @@ from mechicl.analysis.finetuning import (
     measure_accuracy,
     search_tuning,
 )
-from mechicl.analysis.finetuning.forward_passes import linearized_outputs, value_and_derivative, weights_changed
+from mechicl.analysis.finetuning.forward_passes import value_and_derivative, weights_changed
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.text import TEXT_TASKS, topic_tokenizer
-from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
+from tests.analysis.finetuning.oracles import (
+    D_VOCAB,
+    OURS,
+    Snapshot,
+    added,
+    linearized_outputs,
+    model_on_tokens,
+    token_shots,
+)
 from tests.analysis.interventions.oracles import bridge, inputs, lstm, model_of
 from tests.analysis.interventions.test_runs import peak
 from tests.strategies import random_prompts
@@ -157,7 +165,7 @@ CASES: list[tuple[Any, str]] = [
     (lambda: fine_tune(LSTM, POINT_SHOTS, settings(method="per_layer", parameters="all")), "blocks.0.hook_attn_out"),
     (lambda: fine_tune(model_on_tokens("softmax").train(), SHOTS), r"training mode .*: call model.eval\(\) first"),
     (lambda: fine_tune(MODEL, LONG), "a prompt of 18 tokens is longer than the model's context of n_ctx=16"),
-    (lambda: OF_DEEP["linearized"].applied(MODEL), r"take linearized_outputs"),
+    (lambda: OF_DEEP["linearized"].applied(MODEL), "tune with another method"),
     (lambda: linearized_outputs(MODEL, IDS, {"W_X": torch.zeros(1)}), "'W_X', which is not in the model"),
     (lambda: linearized_outputs(MODEL, IDS, {"embed.W_E": torch.zeros(1)}), r"which is of shape \(20, 8\)"),
     (change_weights, "'embed.W_E', which is of shape"),

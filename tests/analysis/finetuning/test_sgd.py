@@ -20,7 +20,6 @@ from mechicl.analysis.finetuning import (
     fine_tune,
     search_tuning,
 )
-from mechicl.analysis.finetuning.forward_passes import linearized_outputs
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, fine_tune_each
@@ -28,6 +27,7 @@ from tests.analysis.finetuning.oracles import (
     OURS,
     Snapshot,
     example_loss,
+    linearized_outputs,
     model_on_tokens,
     score_and_loss,
     sgd,

@@ -22,7 +22,6 @@ from mechicl.analysis import identify
 from mechicl.analysis.language import TextLearner
 from mechicl.base.settings import settings
 from mechicl.interop import LanguageModel
-from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
 CHARACTERS = "0123456789 ->\nyesno"
@@ -125,19 +124,6 @@ def test_a_prediction_is_that_of_its_prompt_alone(kind, template, start):
     torch.testing.assert_close(learner.predict(prompts[order]), alone[order], **near)
     with settings(memory=6e5):
         torch.testing.assert_close(learner.predict(prompts), alone, **near)
-
-
-def test_classes_are_words(language, hf_model):
-    prompts = Prompts(PROMPTS.xs, PROMPTS.ys.sign())
-    learner = TextLearner(language, classes={"no": -1.0, "yes": 1.0})
-    predicted = learner.predict(prompts)[:, 0]
-    for text, value in zip(learner.write(prompts), predicted.tolist(), strict=True):
-        yes = probability(hf_model, language.tokenizer, text, [" no", " yes"], " yes")
-        assert value == pytest.approx(2 * yes - 1, abs=1e-9)
-    with pytest.raises(ValueError, match="among the classes"):
-        learner.predict(PROMPTS)
-    with pytest.raises(ValueError, match="one output is the beginning of another"):
-        TextLearner(language, classes={"y": -1.0, "yes": 1.0}).predict(Prompts(PROMPTS.xs, PROMPTS.ys.sign()))
 
 
 def test_a_language_model_is_compared_with_the_families(language):

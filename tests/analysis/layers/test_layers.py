@@ -338,7 +338,6 @@ def sums(n: int, folds: int = 4) -> RidgeSums:
     (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
     (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
     (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
-    (lambda: probe(MODEL, CROSS, DRAWN), "needs prompts: "),
     (lambda: probe(MODEL, CROSS, DRAWN, DRAWN.prefix(2)), "same number of points"),
     (lambda: probe(MODEL, {"x": lambda p: p.xs[:, 0]}, DRAWN, DRAWN), r"'x' must give \[prompt point quantity"),
     (lambda: probe(PAIRED, CROSS, DRAWN, DRAWN), "interleaved model with causal keys"),
