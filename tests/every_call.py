@@ -193,7 +193,6 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
     yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
     yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
     yield "constructions.weights_circuit", lambda w: constructions.weights_circuit(w.tokens)
-    yield "constructions.with_pseudo_examples", lambda w: constructions.with_pseudo_examples(w.prompts, 0.1)
     yield "constructions.known_models", lambda w: constructions.known_models(seed=1)[:3]
 
 
@@ -589,7 +588,7 @@ REASONS = {
     ),
     "a part of calls above takes its steps": "assemble in_weights_classifier",
     "a constant": "UNBOUNDED",
-    "takes a minute": "certificates_table report",
+    "takes a minute": "report",
 }
 NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
 _FOLDS = "fitted on folds of the prompts"

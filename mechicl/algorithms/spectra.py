@@ -274,9 +274,3 @@ def warn_where_most_diverge(
             f"is {middle:.4g} on the median context, {low:.4g} to {high:.4g} on all",
             DivergenceWarning,
         )
-
-
-def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: str) -> None:
-    """Warn of parameters that diverge on prompts whose S has this largest eigenvalue."""
-    message = f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}"
-    warn(message, DivergenceWarning)

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from analyses.support.proofs import with_pseudo_examples
 from mechicl import constructions
-from mechicl.algorithms import DivergenceWarning
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.constructions import induction
 from mechicl.learners import Learner, squared_errors
@@ -220,46 +220,6 @@ def test_the_loss_of_the_relu_optimum_is_the_closed_form_and_no_other_scale_has_
     assert least in interval(squared_errors(model, prompts), level=0.999)
 
 
-PROMPTS = random_prompts(n_context=8)
-LARGEST = largest_eigenvalue(PROMPTS)
-WIDE = {**SIZES, "n_context": 8}
-STEP_BOUND, ALPHA_BOUND = 2 / LARGEST, 2 / LARGEST**2
-KERNEL = {"weights": torch.eye(3), "act_fn": "identity", "y_dim": 2, "n_context": 8}
-
-
-@pytest.mark.parametrize(("name", "parameter", "bound", "arguments"), [
-    ("gradient_descent", "step_size", STEP_BOUND, WIDE),
-    ("gd_plus_plus", "step_size", STEP_BOUND, {**WIDE, "gamma": 0.0}),
-    ("copy_then_gradient_descent", "step_size", STEP_BOUND, WIDE),
-    ("kernel_gradient_descent", "step_size", STEP_BOUND, KERNEL),
-    ("newton", "alpha", ALPHA_BOUND, WIDE),
-])  # fmt: skip
-def test_a_warning_names_the_bound_if_several_steps_exceed_it_on_known_prompts(name, parameter, bound, arguments):
-    def build(share, **more):
-        getattr(constructions, name)(**{parameter: share * bound}, **arguments, **more)
-
-    with pytest.warns(DivergenceWarning) as caught:
-        build(1.001, steps=4, largest_eigenvalue=LARGEST)
-    (warning,) = caught
-    assert f"diverges where λ_max(S) is {LARGEST:.4g}. It converges with" in str(warning.message)
-    assert f" = {bound:.4g}" in str(warning.message)
-    build(0.999, steps=4, largest_eigenvalue=LARGEST)
-    build(5.0, steps=1, largest_eigenvalue=LARGEST)
-    build(5.0, steps=4)
-
-
-def test_gd_plus_plus_is_judged_by_all_of_its_steps():
-    def build(step_size, gamma, steps):
-        step_size = (STEP_BOUND * np.array(step_size)).tolist()
-        options = {**WIDE, "gamma": gamma * STEP_BOUND, "steps": steps, "largest_eigenvalue": LARGEST}
-        constructions.gd_plus_plus(step_size=step_size, **options)
-
-    with pytest.warns(DivergenceWarning, match="gamma="):
-        build(0.1, 1.05, 9)
-    build(1.3, 0.2, 9)  # a gamma that shrinks the inputs allows a larger step size
-    build([1.2, 0.5], 0.0, 2)  # and later steps may compensate for a large one
-
-
 attentions = st.sampled_from(["linear", "relu"])
 fractions = st.floats(0.05, 1.95)  # of the alpha that solves the top direction at once
 
@@ -286,7 +246,7 @@ def test_newton_with_pseudo_examples_is_ridge_regression(case, attention, fracti
     alpha = fraction / (largest_eigenvalue(prompts) + penalty) ** 2
     sizes = {**case.sizes, "n_context": case.n_context + prompts.x_dim}
     model = constructions.newton(**sizes, steps=case.steps, alpha=alpha, attention=attention)
-    regularised = constructions.with_pseudo_examples(prompts, penalty=penalty)
+    regularised = with_pseudo_examples(prompts, penalty=penalty)
     assert_same(model.predict(regularised), at_query(prompts, iterate(case.steps, alpha, penalty)))
 
 
