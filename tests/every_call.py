@@ -133,7 +133,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "nearest_neighbours": {"n_neighbours": 2}, "network_descent": {"n_hidden": 4, "steps": 2}, "newton": {"steps": [2]},
     "normalized_lms": {}, "ols": {}, "online_gradient_descent": {"step_size": 0.1},
     "recursive_least_squares": {"penalty": 0.1}, "ridge": {"penalty": 0.1}, "ridge_path": {"steps": [1, 3]},
-    "sparse_bayes": {"sparsity": 1}, "steepest_descent": {"steps": [2]}, "tuned_bandwidth": {}, "tuned_step_size": {},
+    "sparse_bayes": {"sparsity": 1}, "steepest_descent": {"steps": [2]}, "tuned_step_size": {},
     "stable_step_size": {}, "greedy_tree": {},
 }  # fmt: skip
 """Algorithms of real targets, which take the same prompts."""

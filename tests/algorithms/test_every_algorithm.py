@@ -255,10 +255,8 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [  # algorithm, options, and wh
 ]  # fmt: skip
 CALLS = [
     *((partial(getattr(algorithms, name), REAL, **options), named) for name, options, named in OPTIONS),
-    *((partial(tuned, prompts), "tuning needs") for tuned in (algorithms.tuned_step_size, algorithms.tuned_bandwidth)
-      for prompts in (REAL[:0], REAL.prefix(0))),
+    *((partial(algorithms.tuned_step_size, prompts), "tuning needs") for prompts in (REAL[:0], REAL.prefix(0))),
     *((partial(algorithms.tuned_step_size, p, k), "nothing to tune") for p in (BLANK_XS, BLANK_YS) for k in (1, 4)),
-    (partial(algorithms.tuned_bandwidth, REAL.prefix(1)), "nothing to tune"),
     (partial(algorithms.stable_step_size, REAL.prefix(0)), "a context point other than 0"),
     (partial(algorithms.conjunction_bayes, SIGNS), "too many to enumerate.*take elimination"),
     (partial(algorithms.parity_bayes, SIGNS, degree=13), "degree"),

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.support.resamples import over_seeds
 from mechicl.base import files
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import TransformerConfig, build
 from mechicl.reports import Comparison, Row, comparison, published
 from mechicl.reports.comparison import SHOWN
-from mechicl.reports.rows import as_text, over_seeds
+from mechicl.reports.rows import as_text
 from mechicl.reports.sweep_page import write_sweep_page
 from mechicl.statistics import Interval, interval, median_interval
 from mechicl.statistics.grids import GridTable
