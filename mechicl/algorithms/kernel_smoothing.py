@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import FitProblem, new_card
@@ -43,24 +43,17 @@ def kernel_smoothing(prompts: Sized, bandwidth: Positive, *, at: PointsAt = "poi
         torch.Size([100, 1])
     """
     seen = earlier_points(prompts, at)
+    alone = ~seen.any(-1, keepdim=True)
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
-        weights = _weights(log_kernel(selected(xs, at), xs), seen, bandwidth)
+        logs = log_kernel(selected(xs, at), xs).masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0)
+        # the largest becomes 0 before the division, which overflows for very narrow kernels; twice, as h² may underflow
+        logs = (logs - logs.detach().amax(-1, keepdim=True)) / bandwidth / bandwidth
+        weights = logs.softmax(-1).masked_fill(alone, 0.0)
         return one_step(part, weights @ part.ys.double(), "kernel smoothing")
 
     return in_parts(prompts, seen.numel() * prompts.x_dim, run)
-
-
-def _weights(
-    logs: Float[Tensor, "prompt point other"], seen: Bool[Tensor, "point other"], bandwidth: float
-) -> Float[Tensor, "prompt point other"]:
-    """Return `k / Σ k` over the points that are seen; 0 where there are none."""
-    alone = ~seen.any(-1, keepdim=True)
-    logs = logs.masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0)
-    # the largest becomes 0 before the division, which overflows for very narrow kernels; twice, as h² may underflow
-    logs = (logs - logs.detach().amax(-1, keepdim=True)) / bandwidth / bandwidth
-    return logs.softmax(-1).masked_fill(alone, 0.0)
 
 
 def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

@@ -1,15 +1,14 @@
 """Rows of reports: a measured quantity next to its published value."""
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import check_fields
 from mechicl.checkpoints.study import Models
 from mechicl.statistics import Interval, crossed_interval, mean_of_intervals
 
@@ -79,16 +78,6 @@ class Row:
             agrees = equal(self, self.published)
         return "not printed" if agrees is None or self.published is None else "agrees" if agrees else "differs"
 
-    @property
-    def n_seeds(self) -> int | None:
-        """Number of seeds; None if the row is not over seeds."""
-        if not re.search(r"\bseeds?\b", self.over):
-            return None
-        count = re.search(r"(\d+) (?:\w+ )?seeds?\b", self.over)
-        if count or not isinstance(self.measured, Interval):
-            return int(count[1]) if count else None
-        return self.measured.n
-
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data, without fields that have their defaults."""
         saved = asdict(self)
@@ -96,22 +85,6 @@ class Row:
         if isinstance(self.measured, Interval) and self.measured.middle == "mean":
             del saved["measured"]["middle"]
         return {name: value for name, value in saved.items() if value or name not in ("source", "section", "share")}
-
-    @classmethod
-    @checked
-    def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields."""
-        try:
-            measured = saved["measured"]
-            if isinstance(measured, dict):
-                ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
-                middle = measured.get("middle", "mean")
-                measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
-            known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
-            agrees = {"agrees": True, "differs": False}.get(saved.get("verdict", ""))
-            return cls(**{**known, "measured": math.nan if measured is None else measured, "agrees": agrees})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"saved is not a row of a results file: {error!r}") from error
 
 
 Value = Row | Interval | float | str
