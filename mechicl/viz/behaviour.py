@@ -64,9 +64,8 @@ def fingerprint_figure(result: Fingerprint) -> go.Figure:
     The shaded part has violations of at most 1%; those below 1e-16 are drawn there. Without a filter, the right panel
     has the influence of each point of the context by its age.
     """
-    fig = _violations(
-        result, "Measured filter λ f(λ)" if result.eigenvalues.numel() else "Influence of a point by its age"
-    )
+    measured = result.eigenvalues.numel() > 0
+    fig = _violations(result, "Measured filter λ f(λ)" if measured else "Influence of a point by its age")
     place = draw.panel(1, 2)
     if measured:
         look = {"size": 4, "color": draw.PALETTE[0], "opacity": 0.35}
