@@ -11,7 +11,7 @@ import torch
 
 from mechicl import tasks
 from mechicl.tasks import LinearRegression, task_from_dict
-from tests.tasks.reference import INPUTS, LEAST_P, MOST_Z, assert_follows, same, z_score
+from tests.tasks.reference import INPUTS, LEAST_P, MOST_Z, assert_follows, z_score
 
 
 def sample_inputs(n_prompts=500, seed=0, **fields):
@@ -216,17 +216,6 @@ def test_inputs_may_be_divided_by_the_norm_of_their_context():
     for before, after in zip(plain.xs.numpy(), scaled.xs.numpy(), strict=True):
         np.testing.assert_allclose(after, 2 * before / np.sqrt((before[:-1] ** 2).sum()), rtol=1e-12)
     assert true_weights(scaled)[1] < 1e-9
-
-
-def test_inactive_coordinates_are_zero_and_leave_the_others_alone():
-    task = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", active_dims=2)
-    prompts = task.sample(300, seed=0, dtype=torch.float64)
-    assert (prompts.xs[..., 2:] == 0).all()
-    assert_follows(prompts.xs[..., :2].numpy(), scipy.stats.norm())
-    weights = torch.linalg.lstsq(prompts.xs[..., :2], prompts.ys).solution
-    assert (prompts.xs[..., :2] @ weights - prompts.ys).abs().max() < 1e-12
-    everything = task.replace(active_dims=4).sample(5, seed=0)
-    assert same(everything, task.replace(active_dims=None).sample(5, seed=0))
 
 
 def test_its_text_has_the_fields_that_differ_from_the_defaults_and_the_distributions():
