@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,8 +133,9 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
     online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
     on_units, ridge_on_units = (next(iter(card.members(problem))) for card in (UNIT_LMS, UNIT_RIDGE))
     discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
+    lms = partial(algorithms.online_gradient_descent, offset=0.0)
     states: dict[str, tuple[Any, Callable[[Prompts], Tensor]]] = {
-        "normalised LMS": (online.learner, lambda part: _weights(algorithms.normalized_lms, part, online)),
+        "normalised LMS": (online.learner, lambda part: _weights(lms, part, online)),
         "recursive least squares": (recursive.learner, lambda part: _moments(part, discount)),
         "discounted sum": (averaged.learner, lambda part: discounted_moments(part, decay, "query")[1].flatten(1)),
         "LMS on unit inputs": (on_units.learner, lambda part: _weights(algorithms.on_unit_inputs, part, on_units)),

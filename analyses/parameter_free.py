@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analyses.support.resamples import over_seeds
 from analyses.support.script import Option, script
 from analyses.support.seeds import kept_seeds, query_errors
 from mechicl import algorithms
@@ -17,7 +18,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.rows import over_seeds, over_seeds_and_prompts
+from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, ReluNetworks
 from mechicl.training import PRESETS, train

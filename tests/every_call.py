@@ -131,9 +131,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "kernel_ridge": {"bandwidth": 1.0, "penalty": 0.1}, "huber": {"threshold": 0.5}, "on_unit_inputs": {},
     "mixture_bayes": {"noise_stds": [0.1, 1.0]},
     "nearest_neighbours": {"n_neighbours": 2}, "network_descent": {"n_hidden": 4, "steps": 2}, "newton": {"steps": [2]},
-    "normalized_lms": {}, "ols": {}, "online_gradient_descent": {"step_size": 0.1},
+    "ols": {}, "online_gradient_descent": {"step_size": 0.1},
     "recursive_least_squares": {"penalty": 0.1}, "ridge": {"penalty": 0.1}, "ridge_path": {"steps": [1, 3]},
-    "sparse_bayes": {"sparsity": 1}, "steepest_descent": {"steps": [2]}, "tuned_bandwidth": {}, "tuned_step_size": {},
+    "sparse_bayes": {"sparsity": 1}, "steepest_descent": {"steps": [2]}, "tuned_step_size": {},
     "stable_step_size": {}, "greedy_tree": {},
 }  # fmt: skip
 """Algorithms of real targets, which take the same prompts."""
@@ -193,7 +193,6 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
     yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
     yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
     yield "constructions.weights_circuit", lambda w: constructions.weights_circuit(w.tokens)
-    yield "constructions.with_pseudo_examples", lambda w: constructions.with_pseudo_examples(w.prompts, 0.1)
     yield "constructions.known_models", lambda w: constructions.known_models(seed=1)[:3]
 
 
@@ -576,7 +575,7 @@ REASONS = {
     "a package": "behaviour causes circuits dynamics finetuning heads interventions language layers weights stepwise",
     "reads, writes or looks up, and computes nothing": (
         "RandomTensors prompt_format "
-        "available cards references published register register_references random_weights join push load_result "
+        "available cards references published register random_weights join push load_result "
         "load_table status storable read_graph write_graph read_word_task topic_tokenizer rank_families query_of "
         "task_from_dict task_to_dict load_garg from_garg from_tracr load_language_model install"
     ),
@@ -588,7 +587,7 @@ REASONS = {
     ),
     "a part of calls above takes its steps": "assemble in_weights_classifier",
     "a constant": "UNBOUNDED",
-    "takes a minute": "certificates_table report",
+    "takes a minute": "report",
 }
 NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
 _FOLDS = "fitted on folds of the prompts"

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.proofs import with_pseudo_examples
 from analyses.support.script import Option, script
 from mechicl import algorithms, constructions
 from mechicl.prompts import Prompts
@@ -79,11 +80,9 @@ def _bayes(args: Any) -> list[Row]:
     xs, ys = prompts.context.xs, prompts.context.ys
     gram = xs @ xs.mT + penalty * torch.eye(prompts.n_context, dtype=torch.float64)
     dual = (prompts.query.xs[:, None] @ xs.mT @ torch.linalg.solve(gram, ys))[:, 0]
-    regularised = constructions.with_pseudo_examples(prompts, penalty)
+    regularised = with_pseudo_examples(prompts, penalty)
     largest = torch.linalg.eigvalsh(xs.mT @ xs)[:, -1].max().item() + penalty
-    model = constructions.newton(
-        x_dim=5, n_context=8 + 5, steps=NEWTON_STEPS, alpha=1.5 / largest**2, largest_eigenvalue=largest
-    )
+    model = constructions.newton(x_dim=5, n_context=8 + 5, steps=NEWTON_STEPS, alpha=1.5 / largest**2)
     # two contexts alike in the first point's products with all others: rotate the others around the first point
     rotated = xs.clone()
     first = torch.nn.functional.normalize(xs[:, :1], dim=-1)
@@ -115,8 +114,8 @@ def _worked_examples() -> list[Row]:
     layer = constructions.gradient_descent(x_dim=2, n_context=1, step_size=0.5)
     second = _prompt([[1.0]], [2.0], [3.0])
     best = algorithms.bayes(second, noise_std=1.0, weight_std=1.0, at="query").query()[0].item()
-    model = constructions.newton(x_dim=1, n_context=1 + 1, steps=8, alpha=0.3, largest_eigenvalue=2.0)
-    in_weights = model.predict(constructions.with_pseudo_examples(second, 1.0)).item()
+    model = constructions.newton(x_dim=1, n_context=1 + 1, steps=8, alpha=0.3)
+    in_weights = model.predict(with_pseudo_examples(second, 1.0)).item()
     return [
         *(Row(f"example 1: weight {i + 1} after a step", printed, value)
           for i, (printed, value) in enumerate(zip((1.0, 0.0), weights, strict=True))),
@@ -143,7 +142,7 @@ def _power_series(args: Any) -> list[Row]:
         total, term = total + term, term @ step
         if n in TERMS:
             by_terms[n] = (x_query @ xs.mT @ (alpha[:, None, None] * total) @ ys)[:, 0]
-    regularised = constructions.with_pseudo_examples(prompts, 1.0)
+    regularised = with_pseudo_examples(prompts, 1.0)
     descended = torch.stack([
         algorithms.gradient_descent(regularised[i : i + 1], 10, step_size=alpha[i].item(), at="query").query()[-1, 0]
         for i in range(min(50, args.n_prompts))

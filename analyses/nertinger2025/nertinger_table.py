@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from analyses.support.resamples import over_resamples, resampled_means
 from analyses.support.script import Option, script
 from analyses.support.seeds import in_float64, kept_seeds, query_errors
 from mechicl import algorithms, constructions, viz
@@ -21,9 +22,8 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section, published
-from mechicl.reports.rows import over_resamples, seeds_and_prompts
+from mechicl.reports.rows import seeds_and_prompts
 from mechicl.statistics import Interval, crossed_interval, ratio_interval
-from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
 
 ROWS = ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")

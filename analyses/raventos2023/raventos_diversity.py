@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.resamples import over_seeds
 from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.rows import over_seeds
 from mechicl.statistics import interval
 from mechicl.tasks import TaskPool
 from mechicl.viz.elements import add_intervals, figure

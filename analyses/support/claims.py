@@ -1,6 +1,7 @@
 """Claims of papers about measured rows, and the verdicts on them: the entries of the index of published results."""
 
 import fnmatch
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from analyses.support.checks import Check, named_check
 from mechicl.checkpoints import are_weights_random
 from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
+from mechicl.statistics import Interval
 
 SCRIPTS = Path(__file__).parents[1]
 CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
@@ -99,7 +101,7 @@ class Claim:
     @property
     def n_seeds(self) -> int | None:
         """The fewest seeds that a value is over; None if no value is over seeds."""
-        return min((row.n_seeds for row in self.rows if row.n_seeds is not None), default=None)
+        return min(filter(None, map(seeds_of, self.rows)), default=None)
 
     @property
     def lacks(self) -> str:
@@ -146,11 +148,40 @@ class Claim:
             values = dict(saved)
             for name in ("lines", "controls"):
                 rows = values.get(name, {}).items()
-                values[name] = {label: [Row.from_json(row) for row in line] for label, line in rows}
+                values[name] = {label: [row_from_json(row) for row in line] for label, line in rows}
             outcomes = values.pop("outcomes", ())
             return cls(**values, saved_outcomes=None if outcomes is None else tuple(outcomes))
         except (AttributeError, TypeError) as error:
             raise ValueError(f"saved is not a claim of a results file: {error!r}") from error
+
+
+def seeds_of(row: Row) -> int | None:
+    """Number of seeds; None if the row is not over seeds."""
+    if not re.search(r"\bseeds?\b", row.over):
+        return None
+    count = re.search(r"(\d+) (?:\w+ )?seeds?\b", row.over)
+    if count or not isinstance(row.measured, Interval):
+        return int(count[1]) if count else None
+    return row.measured.n
+
+
+def row_from_json(saved: Mapping[str, Any]) -> Row:
+    """A row of a results file, in which numbers that are not finite are null; unknown fields are ignored.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        measured = saved["measured"]
+        if isinstance(measured, dict):
+            ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
+            middle = measured.get("middle", "mean")
+            measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
+        known = {field.name: saved[field.name] for field in fields(Row) if field.name in saved}
+        agrees = {"agrees": True, "differs": False}.get(saved.get("verdict", ""))
+        return Row(**{**known, "measured": math.nan if measured is None else measured, "agrees": agrees})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"saved is not a row of a results file: {error!r}") from error
 
 
 @dataclass(frozen=True)

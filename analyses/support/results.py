@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from analyses.support.claims import Claim
+from analyses.support.claims import Claim, row_from_json
 from mechicl.base.files import read_json
 from mechicl.reports import Comparison, Row
 
@@ -31,7 +31,7 @@ class Results(Comparison):
         try:
             data = read_json(Path(path))
             title, lead = data.pop("title"), data.pop("lead")
-            rows = [Row.from_json(row) for row in data.pop("table")]
+            rows = [row_from_json(row) for row in data.pop("table")]
             claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} does not contain a saved comparison ({error!r}): run its script again") from error

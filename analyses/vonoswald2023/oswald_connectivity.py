@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.resamples import crossed_median_interval, resampled_means
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import descent_layers
 from mechicl import viz
@@ -20,7 +21,6 @@ from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import TRIM, TRIMMED
 from mechicl.reports.rows import as_text, over_seeds_and_prompts
-from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from analyses.support.resamples import over_seeds
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import in_float64, query_errors
 from mechicl.algorithms.descent_cards import descent_filter, parameter_labels
@@ -21,7 +22,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.descent import TRIM, TRIMMED, TUNING_SEED, Descent
-from mechicl.reports.rows import over_seeds, over_seeds_and_prompts
+from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.statistics import interval, median_interval
 from mechicl.training import TrainingConfig
 from mechicl.training.optimizers import clip_each_seed, make_optimizer

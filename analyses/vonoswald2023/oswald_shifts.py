@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.resamples import crossed_median_interval, over_resamples, over_seeds, resampled_means
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import descent_layers, in_float64
 from mechicl import viz
@@ -22,8 +23,7 @@ from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import Tuned
-from mechicl.reports.rows import over_resamples, over_seeds, over_seeds_and_prompts
-from mechicl.statistics.intervals import crossed_median_interval, resampled_means
+from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.tasks import LinearRegression
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)

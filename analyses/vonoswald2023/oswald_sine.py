@@ -11,18 +11,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analyses.support.kernels import adapted_functions, initial_function, kernel_heatmaps, view_kernel
+from analyses.support.resamples import crossed_median_interval, over_resamples, resampled_means
 from analyses.support.script import Option, script
 from analyses.support.seeds import by_seed, in_float64, query_errors
 from mechicl import algorithms, viz
+from mechicl.algorithms.kernel_smoothing import log_kernel
+from mechicl.algorithms.tuning import minimize_on_grid
 from mechicl.analysis import align
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.rows import over_resamples, over_seeds_and_prompts, seeds_and_prompts
+from mechicl.reports.rows import over_seeds_and_prompts, seeds_and_prompts
 from mechicl.statistics import Interval, interval, median_interval
-from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
@@ -54,7 +56,7 @@ def compare(args: Any) -> Comparison:
         raise ValueError(f"{transformer.name} and {descent.name} must have the same seeds")
     held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     learned, constructed = (in_float64(checkpoint.models) for checkpoint in (transformer, descent))
-    bandwidth = algorithms.tuned_bandwidth(task.sample(5000, seed=args.seed + 1, dtype=torch.float64))
+    bandwidth = _tuned_bandwidth(task.sample(5000, seed=args.seed + 1, dtype=torch.float64))
     smoothing = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": bandwidth})
     errors = {name: query_errors(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
     mse = {name: values.mean(1) for name, values in errors.items()}
@@ -243,6 +245,21 @@ def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:
         return torch.cat([xs.sin(), xs.cos()], dim=-1)
 
     return basis(grid) @ torch.linalg.lstsq(basis(prompts.xs), prompts.ys).solution
+
+
+def _tuned_bandwidth(prompts: Prompts) -> float:
+    """Return the bandwidth of kernel smoothing with the least mean squared error of the query's prediction.
+
+    A geometric grid is searched, from 1/1000 to 100 times the largest spread of distances on a context.
+    """
+    logs = log_kernel(prompts.xs[:, -1:], prompts.xs[:, :-1])
+    unit = (logs.amax(-1, keepdim=True) - logs).max().item() ** 0.5
+
+    def error(bandwidth: float) -> float:
+        predictions = algorithms.kernel_smoothing(prompts, bandwidth, at="query").query()[0]
+        return (predictions - prompts.query.ys).square().mean().item()
+
+    return minimize_on_grid(error, [unit * 1e5 ** (i / 100) / 1000 for i in range(101)])[0]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.resamples import over_resamples, over_seeds, resampled_means
 from analyses.support.script import script
 from analyses.support.seeds import in_float64, kept_seeds, query_errors
 from mechicl.analysis import align, read_weight_products
@@ -14,9 +15,7 @@ from mechicl.analysis.weights import WeightProducts
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row
-from mechicl.reports.rows import over_resamples, over_seeds
 from mechicl.statistics import interval, median_interval
-from mechicl.statistics.intervals import resampled_means
 
 NOT_STUCK = "seeds that are not stuck"
 

@@ -19,7 +19,7 @@ from mechicl.algorithms.clusters import in_context_classifier, in_weights_classi
 from mechicl.algorithms.discrete import conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.first_order import chebyshev, conjugate_gradient, steepest_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
-from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
+from mechicl.algorithms.kernel_smoothing import kernel_smoothing
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.newton import newton
@@ -29,11 +29,10 @@ from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.recursive import (
     discounted_averaging,
     discounted_gradient_descent,
-    normalized_lms,
     online_gradient_descent,
     recursive_least_squares,
 )
-from mechicl.algorithms.references import references, register_references
+from mechicl.algorithms.references import references
 from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.token_counts import bigram_bayes, ngram_bayes, pool_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
@@ -44,8 +43,8 @@ __all__ = [
     "discounted_gradient_descent", "dmmse", "elimination", "gd_plus_plus", "gf2_elimination", "gradient_descent",
     "gradient_flow", "greedy_tree", "huber", "in_context_classifier", "in_weights_classifier", "kernel_ridge",
     "kernel_smoothing", "lasso", "logistic", "mixture_bayes", "nearest_neighbours", "network_descent", "newton",
-    "ngram_bayes", "normalized_lms", "ols", "on_features", "on_unit_inputs", "online_gradient_descent", "parity_bayes",
-    "pool_bayes", "preconditioned_gd", "recursive_least_squares", "references", "register", "register_references",
-    "ridge", "ridge_path", "sparse_bayes", "stable_step_size", "steepest_descent", "stepwise", "tuned_bandwidth",
+    "ngram_bayes", "ols", "on_features", "on_unit_inputs", "online_gradient_descent", "parity_bayes",
+    "pool_bayes", "preconditioned_gd", "recursive_least_squares", "references", "register",
+    "ridge", "ridge_path", "sparse_bayes", "stable_step_size", "steepest_descent", "stepwise",
     "tuned_step_size", "uniform_tokens", "unigram_bayes",
 ]  # fmt: skip

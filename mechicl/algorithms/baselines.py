@@ -16,7 +16,6 @@ from mechicl.algorithms.spectra import (
     n_before,
     one_step,
     selected,
-    sums_before,
 )
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
 from mechicl.base.arguments import Count, Positive, checked
@@ -34,9 +33,7 @@ def averaging(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = F
 
     It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
     """
-    xs, ys = prompts.xs.double(), prompts.ys.double()
-    n = n_before(prompts, "points").clamp(min=1)[:, None, None]
-    weights = sums_before(xs[..., :, None] * ys[..., None, :]) / n
+    weights = context_moments(prompts, at)[1] / n_before(prompts, at).clamp(min=1)[:, None, None]
     return linear_trajectory(prompts, weights, "averaging", at, with_weights)
 
 

@@ -71,7 +71,7 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
-        values = (log_kernel("gaussian", xs, xs) / bandwidth**2).exp()
+        values = (log_kernel(xs, xs) / bandwidth**2).exp()
         both = seen[:, :, None] & seen[:, None]
         matrices = torch.where(both, values[:, None], 0.0) + penalty * torch.eye(xs.shape[1], dtype=xs.dtype)
         ys = torch.where(seen[..., None], part.ys.double()[:, None], 0.0)

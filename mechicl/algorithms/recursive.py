@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import LINEAR, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import LINEAR, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import FEWER
 from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.least_squares import ridge_filter
@@ -36,50 +36,34 @@ DISCOUNTS = (0.3, 0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 1.0)  # that fit
 
 @checked
 def online_gradient_descent(
-    prompts: Sized, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
-    with_weights: bool = False,
+    prompts: Sized, *, step_size: float | None = None, offset: NonNegative | None = None, discount: Fraction = 1.0,
+    at: PointsAt = "points", with_weights: bool = False,
 ) -> Trajectory:  # fmt: skip
     """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
 
     `W ← γ W`, `W ← W - a_t x_tᵀ (x_t W - y_t)` for each point, from 0: least mean squares, with weight decay for γ < 1.
-    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
+    With `offset` ε it is normalised least mean squares, `a_t = a / (ε + |x_t|²)`: stable for a between 0 and 2, and
+    with ε = 0 a step takes the share a of the point's error. Source: Fu et al. 2024, section 3.2 and Table 1; Widrow &
+    Hoff 1960, for least mean squares; Nagumo & Noda 1967 and Haykin 2002, chapter 6, for normalised ones.
 
     Args:
-        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
-            step (points at 0 are left out).
+        step_size: a, the same for all points; by default 1 with an offset of 0, so that each point is fitted exactly in
+            its step (points at 0 are left out).
+        offset: ε, in units of x²; None for the plain step size `a_t = a`.
         discount: γ, the factor on the weights before each step; 1 for no weight decay.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
-    if step_size is not None:
-        per_step("step_size", step_size, 1)
-
-    def rate(squared: Tensor) -> Tensor:
-        if step_size is None:
-            return torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
-        return torch.full_like(squared, step_size)
-
-    return descend_online(prompts, rate, "online GD", at, with_weights, discount)
-
-
-def descend_online(
-    prompts: Prompts,
-    rate: Callable[[Float[Tensor, "prompt 1 1"]], Tensor],
-    name: str,
-    at: PointsAt,
-    with_weights: bool,
-    discount: float = 1.0,
-) -> Trajectory:
-    """Make one pass over the context with a step size that may depend on the squared norm of each input."""
+    size, offset = (1.0, offset or 0.0) if step_size is None else (per_step("step_size", step_size, 1)[0], offset)
     xs, ys = prompts.xs.double(), prompts.ys.double()
     weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
     before = []
     for t in range(prompts.n_context + 1):
         x = xs[:, t, None]
         before.append(weights)
+        squared = x.square().sum(-1, keepdim=True)
+        rate = size if offset is None else size / (offset + squared).masked_fill(squared == 0, torch.inf)
         weights = discount * weights
-        weights = weights - rate(x.square().sum(-1, keepdim=True)) * x.mT @ (x @ weights - ys[:, t, None])
+        weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
+    name = "online GD" if offset is None or step_size is None else "normalised LMS"
     return linear_trajectory(prompts, torch.stack(before, dim=1), name, at, with_weights)
 
 
@@ -101,9 +85,6 @@ def recursive_least_squares(
         fading: True if the penalty is discounted with the points, as in the recursion; False for a penalty that stays,
             as in a Mesa layer, whose moments decay and whose regulariser does not.
 
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0)
         >>> recursive_least_squares(prompts, penalty=0.1, discount=0.9).predictions.shape
@@ -122,31 +103,6 @@ def recursive_least_squares(
 
 
 @checked
-def normalized_lms(
-    prompts: Sized, *, step_size: float = 1.0, offset: NonNegative = 0.0, at: PointsAt = "points",
-    with_weights: bool = False,
-) -> Trajectory:  # fmt: skip
-    """Make one pass of normalised least mean squares over the context, in the order of the prompt.
-
-    `W ← W - a x_tᵀ (x_t W - y_t) / (ε + |x_t|²)`, from 0. With ε = 0 a step takes the share a of the point's error; a
-    large ε gives plain least mean squares, which is `online_gradient_descent`. Source: Nagumo & Noda 1967; Haykin 2002,
-    chapter 6.
-
-    Args:
-        step_size: a; stable between 0 and 2.
-        offset: ε, in units of x²; points at 0 are left out.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
-    """
-
-    def rate(squared: Tensor) -> Tensor:
-        return torch.where(squared > 0, step_size / (offset + squared).masked_fill(squared == 0, 1.0), 0.0)
-
-    return descend_online(prompts, rate, "normalised LMS", at, with_weights)
-
-
-@checked
 def discounted_gradient_descent(
     prompts: Sized, *, step_size: float, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
@@ -159,9 +115,6 @@ def discounted_gradient_descent(
     Args:
         step_size: a, the factor on the summed gradient.
         discount: γ, between 0.001 and 1; 1 forgets nothing.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     weights = step_size * discounted_moments(prompts, discount, at)[1]
     return linear_trajectory(prompts, weights, "discounted gradient descent", at, with_weights)
@@ -178,9 +131,6 @@ def discounted_averaging(
 
     Args:
         discount: γ, between 0.001 and 1; 1 forgets nothing.
-
-    Returns:
-        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     cross = discounted_moments(prompts, discount, at)[1]
     exponents = torch.arange(prompts.n_context + 1, dtype=torch.float64, device=prompts.device)
@@ -289,7 +239,7 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
     some = problem.first(2 * SCREENING)
 
     def error(part: FitProblem, step_size: float, offset: float = 0.0) -> float:
-        return error_of(part, normalized_lms, step_size=step_size, offset=offset)
+        return error_of(part, online_gradient_descent, step_size=step_size, offset=offset)
 
     sizes = geometric_grid(0.02, 2, 12)
     step_size, least = minimize_on_grid(lambda a: error(problem, a), sizes)
@@ -360,60 +310,50 @@ def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         yield DiscountedDescent(problem.steps, step_size=step_size, discount=discount)
 
 
-ONLINE = register(
-    Algorithm(
-        name="online gradient descent",
-        holds=(*LINEAR, "rotation of the inputs"),
-        violates=("order of the points", "moments"),
-        trajectory=online_gradient_descent,
-        fit=lambda problem: [fit_online(problem)],
-        step_forms=_online_steps,
-    )
+ONLINE = new_card(
+    name="online gradient descent",
+    holds=(*LINEAR, "rotation of the inputs"),
+    violates=("order of the points", "moments"),
+    trajectory=online_gradient_descent,
+    fit=lambda problem: [fit_online(problem)],
+    step_forms=_online_steps,
 )
-RECURSIVE = register(
-    Algorithm(
-        name="recursive least squares",
-        holds=(*LINEAR, "rotation of the inputs"),
-        violates=("shift of the targets",),
-        trajectory=recursive_least_squares,
-        fit=lambda problem: [fit_recursive(problem)],
-        step_forms=_recursive_steps,
-        contains=("ridge",),
-        phrase="recursive least squares with forgetting",
-    )
+RECURSIVE = new_card(
+    name="recursive least squares",
+    holds=(*LINEAR, "rotation of the inputs"),
+    violates=("shift of the targets",),
+    trajectory=recursive_least_squares,
+    fit=lambda problem: [fit_recursive(problem)],
+    step_forms=_recursive_steps,
+    contains=("ridge",),
+    phrase="recursive least squares with forgetting",
 )
-NORMALIZED = register(
-    Algorithm(
-        name="normalised LMS",
-        holds=(*LINEAR, "rotation of the inputs"),
-        violates=("order of the points", "moments"),
-        trajectory=normalized_lms,
-        fit=lambda problem: [fit_normalized(problem)],
-        step_forms=_normalized_steps,
-        contains=("online gradient descent",),
-        phrase="normalised least mean squares",
-    )
+NORMALIZED = new_card(
+    name="normalised LMS",
+    holds=(*LINEAR, "rotation of the inputs"),
+    violates=("order of the points", "moments"),
+    trajectory=functools.partial(online_gradient_descent, offset=0.0),
+    fit=lambda problem: [fit_normalized(problem)],
+    step_forms=_normalized_steps,
+    contains=("online gradient descent",),
+    phrase="normalised least mean squares",
 )
-DISCOUNTED = register(
-    Algorithm(
-        name="discounted gradient descent",
-        holds=(*LINEAR, "rotation of the inputs"),
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=discounted_gradient_descent,
-        fit=lambda problem: [fit_discounted(problem)],
-        step_forms=_discounted_steps,
-        contains=("gradient descent", "averaging", "discounted averaging"),
-        phrase="{count} of discounted gradient descent",
-    )
+DISCOUNTED = new_card(
+    name="discounted gradient descent",
+    holds=(*LINEAR, "rotation of the inputs"),
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=discounted_gradient_descent,
+    fit=lambda problem: [fit_discounted(problem)],
+    step_forms=_discounted_steps,
+    contains=("gradient descent", "averaging", "discounted averaging"),
+    phrase="{count} of discounted gradient descent",
 )
-DISCOUNTED_AVERAGING = register(
-    Algorithm(
-        name="discounted averaging",
-        holds=(*LINEAR, "rotation of the inputs"),
-        violates=("scale of the inputs", "shift of the targets"),
-        trajectory=discounted_averaging,
-        fit=lambda problem: [fit_discounted_averaging(problem)],
-        contains=("averaging",),
-        phrase="an exponentially weighted average",
-    )
+DISCOUNTED_AVERAGING = new_card(
+    name="discounted averaging",
+    holds=(*LINEAR, "rotation of the inputs"),
+    violates=("scale of the inputs", "shift of the targets"),
+    trajectory=discounted_averaging,
+    fit=lambda problem: [fit_discounted_averaging(problem)],
+    contains=("averaging",),
+    phrase="an exponentially weighted average",
 )

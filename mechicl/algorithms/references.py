@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +40,8 @@ def references(task: Any) -> dict[str, Any]:
     Where the first one is exact Bayes, no learner has a smaller expected loss on the task.
 
     Args:
-        task: a task of the library, or your own. A task with a method `references()` brings its learners, by name or in
-            a list; `register_references` adds a function that makes them for other classes.
+        task: a task of the library, or your own with a method `references()`, which returns its learners by name or in
+            a list, the best first.
 
     Returns:
         Learners by name: with `predict(prompts)`, or for tasks of tokens with `log_probabilities(sequences)`.
@@ -65,39 +65,14 @@ def references(task: Any) -> dict[str, Any]:
 def _references(task: Any) -> dict[str, Learner]:
     kind = type(task).__name__
     raise TypeError(
-        f"no reference learner is known for {kind}: give it a method references() that returns learners by name, or "
-        f"decorate a function of a {kind} that does with mechicl.algorithms.register_references"
+        f"no reference learner is known for {kind}: give it a method references() that returns learners by name"
     )
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-@checked
-def register_references(function: _Function) -> _Function:
-    """Decorate a function that returns the best known learners of your own class of tasks, for `identify` and `regret`.
-
-    Args:
-        function: takes a task and returns a dictionary from names to learners (anything with `predict(prompts)`, such
-            as an `AlgorithmLearner`), the best first; `algorithms.references(task)` calls it. The annotation of its
-            parameter must be the class of tasks: `def learners(task: MyTask) -> dict: ...`.
-
-    Returns:
-        The function, unchanged.
-
-    Raises:
-        TypeError: the parameter has no class as its annotation.
-    """
-    try:
-        return cast(_Function, _references.register(function))
-    except (TypeError, AttributeError, NameError) as error:
-        raise TypeError(f"function must name a class of tasks in its annotation: {error}") from error
 
 
 # ---- regressions ----
 
 
-@register_references
+@_references.register
 def _linear_regression(task: tasks.LinearRegression) -> dict[str, Learner]:
     """Exact Bayes; with distractors, whose labels come from other weights, ridge regression."""
     least_squares: dict[str, Learner] = {"ols": OLS}
@@ -112,7 +87,7 @@ def _linear_regression(task: tasks.LinearRegression) -> dict[str, Learner]:
     return {"ridge": posterior_mean, **least_squares} if task.noise_std else least_squares
 
 
-@register_references
+@_references.register
 def _task_pool(task: tasks.TaskPool) -> dict[str, Learner]:
     noise = {"noise_std": task.noise_std}
     exact = AlgorithmLearner(dmmse, {"pool": task.weights, **noise})
@@ -124,7 +99,7 @@ ON_WAVES = AlgorithmLearner(on_features, {"features": sine_and_cosine})
 _references.register(tasks.SineRegression, lambda _: {"least squares on sine and cosine": ON_WAVES, **NEAREST})
 
 
-@register_references
+@_references.register
 def _mixed_regression(task: tasks.MixedRegression) -> dict[str, Learner]:
     noise_stds, weight_stds = zip(*task.settings, strict=True)
     exact = AlgorithmLearner(mixture_bayes, {"noise_stds": noise_stds, "weight_stds": weight_stds})
@@ -133,7 +108,7 @@ def _mixed_regression(task: tasks.MixedRegression) -> dict[str, Learner]:
     return {"bayes": exact, **each}
 
 
-@register_references
+@_references.register
 def _sparse(task: tasks.SparseLinearRegression) -> dict[str, Learner]:
     noise = {"noise_std": task.noise_std}
     few = task.active_dims is None and math.comb(task.x_dim, task.sparsity) <= MOST_SUPPORTS
@@ -145,7 +120,7 @@ def _sparse(task: tasks.SparseLinearRegression) -> dict[str, Learner]:
     }
 
 
-@register_references
+@_references.register
 def _quadratic(task: tasks.QuadraticRegression) -> dict[str, Learner]:
     prior = {"noise_std": task.noise_std, "weight_std": 3**-0.5}
     exact = {"features": torch.square, "algorithm": bayes, "hyperparameters": prior}
@@ -169,7 +144,7 @@ def _drifting_bayes(prompts: Prompts, renewed: float, noise_std: float) -> Tenso
     return (factor.tril(-1) @ torch.linalg.solve_triangular(factor, ys, upper=False)).to(prompts.dtype)
 
 
-@register_references
+@_references.register
 def _drifting(task: tasks.DriftingRegression) -> dict[str, Learner]:
     exact = {"renewed": task.renewed, "noise_std": task.noise_std}
     return {"bayes": AlgorithmLearner(_drifting_bayes, exact), "ols": OLS}
@@ -178,18 +153,18 @@ def _drifting(task: tasks.DriftingRegression) -> dict[str, Learner]:
 _references.register(tasks.AssociativeRecall, lambda _: {**NEAREST, "ols": OLS})
 
 
-@register_references
+@_references.register
 def _networks(task: tasks.ReluNetworks) -> dict[str, Learner]:
     network = AlgorithmLearner(network_descent, {"n_hidden": task.n_hidden})
     return {"network descent": network, **NEAREST_NEIGHBOURS, "ols": OLS}
 
 
-@register_references
+@_references.register
 def _trees(task: tasks.DecisionTrees) -> dict[str, Learner]:
     return {"greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}), **NEAREST_NEIGHBOURS, "ols": OLS}
 
 
-@register_references
+@_references.register
 def _logistic(task: tasks.LogisticRegression) -> dict[str, Learner]:
     """Bayes to second order for sampled labels, the weights of largest posterior density for signs; averaging."""
     sampled = task.labels == "sampled"
@@ -202,7 +177,7 @@ def _logistic(task: tasks.LogisticRegression) -> dict[str, Learner]:
 # ---- tokens, Boolean functions and classes ----
 
 
-@register_references
+@_references.register
 def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
     """Counts of pairs (or longer n-grams) are exact Bayes for new chains with a uniform first state.
 
@@ -226,34 +201,34 @@ def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
     }
 
 
-@register_references
+@_references.register
 def _balls_and_urns(task: tasks.BallsAndUrns) -> dict[str, Any]:
     """Exact Bayes over the pool, if there is one; then the best learner for new urns, which counts."""
     pool = {} if task.n_urns is None else {"pool": TokenAlgorithmLearner(pool_bayes, {"pool": task.pool})}
     return {**pool, **{name: each for name, each in _markov_chains(task.new_urns.chains).items() if name != "bigram"}}
 
 
-@register_references
+@_references.register
 def _graph_tracing(task: tasks.GraphTracing) -> dict[str, Any]:
     """Counts of tokens that followed each token, which do not use the graph's shape; then of tokens alone."""
     return _markov_chains(tasks.MarkovChains(d_vocab=task.d_vocab, concentration=0.1))
 
 
-@register_references
+@_references.register
 def _conjunctions(task: tasks.Conjunctions) -> dict[str, Any]:
     settings = {"literal_probability": task.literal_probability, "positive_share": task.positive_share}
     exact = {"bayes": AlgorithmLearner(conjunction_bayes, settings)} if 3**task.x_dim <= MOST_FUNCTIONS else {}
     return {**exact, "elimination": AlgorithmLearner(elimination), **NEAREST, "ols": OLS}
 
 
-@register_references
+@_references.register
 def _parities(task: tasks.Parities) -> dict[str, Any]:
     sparse = task.degree is not None and math.comb(task.x_dim, task.degree) <= MOST_FUNCTIONS
     exact = {"bayes": AlgorithmLearner(parity_bayes, {"degree": task.degree})} if sparse else {}
     return {**exact, "elimination over GF(2)": AlgorithmLearner(gf2_elimination), **NEAREST, "ols": OLS}
 
 
-@register_references
+@_references.register
 def _gaussian_clusters(task: tasks.GaussianClusters) -> dict[str, Any]:
     noise = {"within_class_noise": max(task.within_class_noise, 1e-6)}
     table = {"means": task.means, "labels": F.one_hot(task.labels, task.n_labels).double()}

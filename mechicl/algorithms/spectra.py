@@ -55,10 +55,7 @@ class PrefixSpectra:
     ) -> "PrefixSpectra":
         """Return the spectra for the prediction of all points, or of the query alone."""
         n_earlier = selected(torch.arange(xs.shape[1], device=xs.device), at, axis=0)[:, None]
-        if at == "points":
-            second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
-        else:
-            second, cross = ((xs[:, :-1].mT @ values[:, :-1])[:, None] for values in (xs, ys))
+        second, cross = moments(xs, ys, at)
         eigenvalues, vectors = torch.linalg.eigh(second)  # ascending
         # n points span at most n directions: the first x_dim - n eigenvalues are 0 but for rounding, which filters such
         # as k a (gradient descent at λ = 0) or 1 / λ would blow up. There B is 0 too, so both are set to exactly 0.
@@ -114,9 +111,15 @@ def context_moments(
     prompts: Prompts, at: PointsAt
 ) -> tuple[Float[Tensor, "prompt point x x"], Float[Tensor, "prompt point x y"]]:
     """Return S and B of each prefix, float64."""
-    xs, ys = prompts.xs.double(), prompts.ys.double()
+    return moments(prompts.xs.double(), prompts.ys.double(), at)
+
+
+def moments(xs: Tensor, ys: Tensor, at: PointsAt) -> tuple[Tensor, Tensor]:
+    """Return `Σ x_iᵀ x_i` and `Σ x_iᵀ y_i` over the points before each point, or before the query."""
+    if at == "query":
+        return (xs[:, :-1].mT @ xs[:, :-1])[:, None], (xs[:, :-1].mT @ ys[:, :-1])[:, None]
     second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
-    return selected(second, at), selected(cross, at)
+    return second, cross
 
 
 def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
@@ -274,9 +277,3 @@ def warn_where_most_diverge(
             f"is {middle:.4g} on the median context, {low:.4g} to {high:.4g} on all",
             DivergenceWarning,
         )
-
-
-def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: str) -> None:
-    """Warn of parameters that diverge on prompts whose S has this largest eigenvalue."""
-    message = f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}"
-    warn(message, DivergenceWarning)

@@ -2,13 +2,10 @@
 
 Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
 `y_dim` dimensions. Where a docstring does not limit it, `n_context` is recorded only, and prompts of any number work.
-`steps` are layers. `largest_eigenvalue` is λ_max of S = XᵀX on the intended prompts: if it is given, parameters that
-diverge there (for gradient descent of more than one step, a step size below 0 or above 2 / λ_max) give a
-`DivergenceWarning`; None checks nothing. `certificates_table()` lists the models' errors. `known_models()` returns
-these and a few more, plain or obfuscated (`hide`), with the algorithm that each runs.
+`steps` are layers. `known_models()` returns these and a few more, plain or obfuscated (`hide`), with the algorithm
+that each runs.
 """
 
-from mechicl.constructions.certificates import certificates_table
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent, induction
 from mechicl.constructions.gradient_descent import (
     gd_plus_plus,
@@ -21,7 +18,7 @@ from mechicl.constructions.gradient_descent import (
 )
 from mechicl.constructions.hiding import compress, hide
 from mechicl.constructions.known import known_models
-from mechicl.constructions.newton import newton, with_pseudo_examples
+from mechicl.constructions.newton import newton
 from mechicl.constructions.recurrent import (
     discounted_averaging,
     discounted_gradient_descent,
@@ -32,9 +29,9 @@ from mechicl.constructions.supports import weights_circuit
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 
 __all__ = [
-    "Head", "Layer", "Stream", "assemble", "certificates_table", "compress", "copy_targets",
+    "Head", "Layer", "Stream", "assemble", "compress", "copy_targets",
     "copy_then_gradient_descent", "discounted_averaging", "discounted_gradient_descent", "gd_plus_plus",
     "gradient_descent", "hide", "induction", "kernel_gradient_descent", "known_models", "linear_optimum", "newton",
     "online_gradient_descent", "preconditioned_gd", "recursive_least_squares", "relu_optimum",
-    "softmax_gradient_descent", "weights_circuit", "with_pseudo_examples",
+    "softmax_gradient_descent", "weights_circuit",
 ]  # fmt: skip

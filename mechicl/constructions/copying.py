@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from mechicl.algorithms.gradient_descent import per_step
 from mechicl.base.arguments import Count, Natural, Positive, at_least, checked
-from mechicl.constructions.gradient_descent import stable_step_size
 from mechicl.constructions.vocabulary import Head, Stream, assemble, set_head
 from mechicl.models import HookedTransformer, TransformerConfig
 
@@ -60,7 +60,6 @@ def copy_then_gradient_descent(
     step_size: float,
     y_dim: Count = 1,
     steps: Count = 1,
-    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
     """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers, for interleaved prompts.
 
@@ -72,7 +71,7 @@ def copy_then_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         steps: number of steps after the copying layer, one a layer.
     """
-    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
+    (step_size,) = per_step("step_size", step_size, 1)
     return _copy_then([step_size] * steps, x_dim, y_dim, n_context)
 
 

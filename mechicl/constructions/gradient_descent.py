@@ -1,7 +1,6 @@
 """Layers that are steps of gradient descent: plain, GD++, preconditioned, on features, nearly so with softmax."""
 
 import math
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
-from mechicl.algorithms.spectra import residuals_grow, warn_of_divergence
+from mechicl.algorithms.gradient_descent import per_step
 from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
@@ -27,7 +25,6 @@ def gradient_descent(
     y_dim: Count = 1,
     steps: Count = 1,
     initial_weights: Float[Tensor, "x y"] | None = None,
-    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
     """Build a linear-attention model that runs gradient descent on the context's squared error, one step per layer.
 
@@ -44,7 +41,7 @@ def gradient_descent(
         >>> model.predict(LinearRegression().sample(4, seed=0)).shape
         torch.Size([4, 1])
     """
-    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
+    (step_size,) = per_step("step_size", step_size, 1)
     if initial_weights is None:
         initial_weights = torch.zeros(x_dim, y_dim, dtype=torch.float64)
     elif initial_weights.shape != (x_dim, y_dim):
@@ -65,7 +62,6 @@ def gd_plus_plus(
     gamma: float | Sequence[float],
     y_dim: Count = 1,
     steps: Count = 1,
-    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
     """Build a linear-attention model of GD++: gradient descent whose layers also transform inputs by `x ← x - γ x S`.
 
@@ -76,14 +72,8 @@ def gd_plus_plus(
     Args:
         step_size: a, the factor on the summed gradient, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
-
-    Warns:
-        DivergenceWarning: there are several steps, and they leave a larger residual along the top eigenvector than at
-            the start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
     """
     step_sizes, gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
-    parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
-    check_stability(parameters, step_sizes, gammas, largest_eigenvalue)
     stream = Stream(x=x_dim, y=y_dim)
     x, y = stream.read("x"), stream.read("y")
     value, to_x, to_y = torch.cat([x, -y], dim=1), stream.write("x"), stream.write("y")
@@ -139,7 +129,6 @@ def kernel_gradient_descent(
     act_fn: str = "relu",
     y_dim: Count = 1,
     steps: Count = 1,
-    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
     """Build gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step per layer.
 
@@ -153,9 +142,8 @@ def kernel_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: biases of the features, 0 by default.
         act_fn: activation of the features, such as "relu", "gelu", "square" or "cos".
-        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check convergence; None for none.
     """
-    step_size = stable_step_size(step_size, steps, largest_eigenvalue)
+    (step_size,) = per_step("step_size", step_size, 1)
     x_dim, n_features = weights.shape
     stream = Stream(x=x_dim, y=y_dim, feature=n_features)
     bias = None if bias is None else bias.double()
@@ -248,26 +236,3 @@ def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
     # relu(c s) = c relu(s) for c > 0, so the factor may follow the activation
     head = Head(stream.read("x"), stream.read("x"), stream.read("y"), -scale * stream.write("y"))
     return assemble(stream, [[head]], n_context=n_context, attention="relu", normalize_by_context=True)
-
-
-def stable_step_size(step_size: float, steps: int, largest_eigenvalue: float | None) -> float:
-    """Return a step size as a float, after `check_stability` of plain gradient descent with it."""
-    (step_size,) = per_step("step_size", step_size, 1)
-    check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
-    return step_size
-
-
-def check_stability(
-    parameters: str, step_sizes: Sequence[float], gammas: Sequence[float] | None, largest_eigenvalue: float | None
-) -> None:
-    """Warn of parameters with which more than one step diverges in the direction of S's largest eigenvalue.
-
-    There is one step size and one gamma per step; no gammas are 0, and no largest eigenvalue checks nothing.
-    """
-    if largest_eigenvalue is None or len(step_sizes) == 1:
-        return
-    eigenvalue = torch.tensor([largest_eigenvalue], dtype=torch.float64)
-    after = gd_plus_plus_filters(eigenvalue, step_sizes, gammas or [0.0] * len(step_sizes))
-    if residuals_grow(eigenvalue, after[-1]):
-        condition = f"with values between 0 and 2 / λ_max(S) = {2 / largest_eigenvalue:.4g}"
-        warn_of_divergence(parameters, largest_eigenvalue, condition)

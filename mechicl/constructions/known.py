@@ -19,6 +19,7 @@ from mechicl.algorithms.stepwise import (
     ResidualRidge,
     StepwiseAlgorithm,
 )
+from mechicl.algorithms.stepwise.base import count
 from mechicl.algorithms.stepwise.copying import best_match
 from mechicl.algorithms.stepwise.descent import DiscountedDescent, nearest
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge
@@ -50,6 +51,8 @@ X_DIM, N_CONTEXT = 5, 20
 STEP_SIZE, GAMMA, ALPHA = 0.14, 0.03, 0.012  # near the largest with which no prompt of the task diverges
 GROWING_RATES = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
 """Step sizes and γ of GD++ that grow as the eigenvalues shrink: each γ leaves them below `4 / (27 γ)`."""
+POINT = {"x": torch.eye(X_DIM + 1, X_DIM).double(), "residual": torch.eye(X_DIM + 1).double()[:, X_DIM:]}
+"""Subspaces of the stream of paired constructions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,33 +115,31 @@ def known_models(
 def _models() -> Iterator[KnownModel]:
     task = LinearRegression(x_dim=X_DIM, n_context=N_CONTEXT)
     sizes: dict[str, Any] = {"x_dim": X_DIM, "n_context": N_CONTEXT}
-    columns = torch.eye(X_DIM + 1, dtype=torch.float64)
-    point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}  # the stream of paired constructions
     for steps in (1, 2, 4, 8):
         model = gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
-        hypothesis = Hypothesis(ResidualDescent(steps, step_size=STEP_SIZE), subspaces=point)
-        yield KnownModel(_counted("gradient descent", steps), model, hypothesis, task)
+        hypothesis = Hypothesis(ResidualDescent(steps, step_size=STEP_SIZE), subspaces=POINT)
+        yield KnownModel(f"gradient descent, {count(steps, 'step')}", model, hypothesis, task)
     for steps in (2, 3, 4, 8):
         rates: dict[str, Any] = {"step_size": STEP_SIZE, "gamma": GAMMA}
         if steps <= len(GROWING_RATES[0]):
             rates = {"step_size": GROWING_RATES[0][:steps], "gamma": GROWING_RATES[1][:steps]}
         model = gd_plus_plus(**sizes, steps=steps, **rates)
-        hypothesis = Hypothesis(ResidualDescent(steps, **rates), subspaces=point)
-        yield KnownModel(_counted("GD++", steps), model, hypothesis, task)
+        hypothesis = Hypothesis(ResidualDescent(steps, **rates), subspaces=POINT)
+        yield KnownModel(f"GD++, {count(steps, 'step')}", model, hypothesis, task)
     matrix = torch.diag(torch.linspace(1, 4, X_DIM, dtype=torch.float64))
     for steps in (1, 3):
         model = preconditioned_gd(**sizes, preconditioner=matrix, steps=steps)
         algorithm = ResidualDescent(steps, step_size=1 / N_CONTEXT, preconditioner=matrix)
-        hypothesis = Hypothesis(algorithm, subspaces=point)
-        yield KnownModel(_counted("preconditioned gradient descent", steps), model, hypothesis, task)
+        hypothesis = Hypothesis(algorithm, subspaces=POINT)
+        yield KnownModel(f"preconditioned gradient descent, {count(steps, 'step')}", model, hypothesis, task)
     yield from (_newton(iterations, "linear", task) for iterations in (3, 5, 7))
     yield _newton(4, "relu", task)
     for steps in (1, 3):
         model = copy_then_gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
         hypothesis = Hypothesis(AfterCopying(ResidualDescent(steps, step_size=STEP_SIZE)))
-        yield KnownModel(_counted("copying, then gradient descent", steps), model, hypothesis, task)
+        yield KnownModel(f"copying, then gradient descent, {count(steps, 'step')}", model, hypothesis, task)
     model = softmax_gradient_descent(**sizes, step_size=STEP_SIZE, score_scale=0.01)
-    hypothesis = Hypothesis(ResidualDescent(1, step_size=STEP_SIZE), subspaces=point)
+    hypothesis = Hypothesis(ResidualDescent(1, step_size=STEP_SIZE), subspaces=POINT)
     yield KnownModel("gradient descent by softmax heads with a sink, 1 step", model, hypothesis, task, exact=False)
     yield _kernel_descent(task)
     yield _nearest_neighbour(task)
@@ -176,13 +177,11 @@ def _recurrent_models() -> Iterator[KnownModel]:
         ("gated linear, 2 layers", _stacked(single[2][1]),
          DiscountedDescent(2, step_size=STEP_SIZE, discount=discount)),
     ]  # fmt: skip
-    columns = torch.eye(X_DIM + 1, dtype=torch.float64)
-    point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}
     task = LinearRegression(**sizes)
     for name, model, algorithm in single + double:
         layers = model.cfg.n_layers
         schedule = tuple((k, k * algorithm.n_steps // layers) for k in range(layers + 1))
-        yield KnownModel(name, model, Hypothesis(algorithm, schedule, point), task)
+        yield KnownModel(name, model, Hypothesis(algorithm, schedule, POINT), task)
 
 
 def _stacked(model: HookedTransformer) -> HookedTransformer:
@@ -190,10 +189,6 @@ def _stacked(model: HookedTransformer) -> HookedTransformer:
     deep = HookedTransformer(model.cfg.replace(n_layers=2, recurrent=True))
     deep.blocks[0].load_state_dict(model.blocks[0].state_dict())
     return deep.eval()
-
-
-def _counted(name: str, steps: int) -> str:
-    return f"{name}, {steps} step{'' if steps == 1 else 's'}"
 
 
 def _newton(iterations: int, attention: Literal["linear", "relu"], task: Task) -> KnownModel:

@@ -1,16 +1,12 @@
-"""Newton's method for the inverse of the context's second moments, in k + 2 layers, also for ridge regression."""
+"""Newton's method for the inverse of the context's second moments, in k + 2 layers."""
 
-import math
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from mechicl.algorithms.spectra import TOLERANCE, warn_of_divergence
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, checked
+from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
-from mechicl.prompts import Prompts
 
 
 @checked
@@ -22,7 +18,6 @@ def newton(
     alpha: Positive,
     y_dim: Count = 1,
     attention: Literal["linear", "relu"] = "linear",
-    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
     """Build iterative Newton for the inverse of S: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
@@ -37,18 +32,10 @@ def newton(
         alpha: α, below `2 / λ_max²` of every context, with λ_max the largest eigenvalue of S.
         attention: "linear", or "relu", where each score takes a pair of heads.
 
-    Warns:
-        DivergenceWarning: more than one iteration, and `alpha` is at least 2 / largest_eigenvalue².
-
     Example:
         >>> newton(x_dim=5, n_context=20, steps=6, alpha=1e-3).cfg.n_layers
         8
     """
-    if largest_eigenvalue is not None:
-        bound = 2 / largest_eigenvalue**2
-        if steps > 1 and alpha >= bound * (1 - TOLERANCE):
-            condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
-            warn_of_divergence(f"Newton's method with alpha={alpha}", largest_eigenvalue, condition)
     stream = Stream(x=x_dim, y=y_dim, inverse=x_dim)  # inverse: M x
     x, m = stream.read("x"), stream.read("inverse")
     start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
@@ -65,29 +52,3 @@ def newton(
     layers = [Layer(first), *[Layer(middle, double)] * steps, Layer(last)]
     act_fn = "identity" if attention == "linear" else "relu"
     return assemble(stream, layers, n_context=n_context, attention=attention, act_fn=act_fn)
-
-
-@checked
-def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
-    """Add d context points `(√λ e_i, 0)` to each prompt, on which least squares is ridge regression with penalty λ.
-
-    On these prompts `newton(x_dim=d, n_context=n + d, steps=k, alpha=α, ...)`, with α below `2 / (λ_max + λ)²`, solves
-    for `(S + λI)⁻¹ B`: in eigendirection i of S = XᵀX with relative error `(1 - α (λ_i + λ)²)^(2^k)`. With `λ = σ_ε² /
-    σ_w²` (variances of noise and weights) it is the Bayes predictor. Source: the lecture notes "Transformers as
-    meta-optimizers", Theorem 3.1, whose Neumann series needs many more terms.
-
-    Args:
-        prompts: prompts with n context points.
-        penalty: penalty λ of ridge regression.
-
-    Returns:
-        Prompts with n + d context points, the new ones first.
-
-    Example:
-        >>> model = newton(x_dim=5, n_context=20 + 5, steps=12, alpha=1e-3)
-        >>> model.predict(with_pseudo_examples(prompts, penalty=0.1))
-    """
-    n, d = len(prompts), prompts.x_dim
-    xs: Tensor = math.sqrt(penalty) * torch.eye(d, dtype=prompts.dtype, device=prompts.device).expand(n, d, d)
-    zeros = prompts.ys.new_zeros(n, d, prompts.y_dim)
-    return Prompts(torch.cat([xs, prompts.xs], dim=1), torch.cat([zeros, prompts.ys], dim=1))

@@ -1,41 +1,17 @@
-"""The operations of proofs about transformers: moves, affine maps, products, quotients, sums.
+"""MLPs that compute: affine maps, products and quotients of subspaces.
 
-Each replaces the content of the subspace `target` (`total` adds to it) at every position (`mov` at some), and reads
-before it writes. Arguments name subspaces. Source: Fu et al. 2024, C.1, Proposition 1 and Lemma 1.
+`aff` and `div` replace the content of the subspace `target`, and read before they write; arguments name subspaces.
+Source: Fu et al. 2024, C.1, Proposition 1.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count
-from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream
-
-
-def mov(stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int]]) -> Layer:
-    """Copy `source` at one position into `target` at another, for pairs of positions `moves`, all at once.
-
-    Two attention heads read one-hot positions in the subspace "position"; one adds the new content, the other removes
-    the old. Exact with linear and ReLU attention, without normalisation, and with keys that show both positions:
-    "full", or "causal" for moves to later ones.
-    """
-    n_positions, targets = stream.dimensions.get("position", 0), [to for _, to in moves]
-    if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):
-        raise ValueError(
-            f"moves must be pairs of positions below {n_positions} with distinct targets, got {list(moves)}"
-        )
-    _same_dimensions(stream, source, target)
-    # With one-hot positions the score of query p and key q is 1 for the pairs (to, from) and 0 for all others, so that
-    # linear and ReLU attention, which sum scores times values, fetch just the source. Heads add to the stream, hence
-    # the second one, which fetches the target from its own position with a minus sign.
-    at = stream.read("position")
-    to, origin = at[:, targets], at[:, [start for start, _ in moves]]
-    copied = Head(query=to, key=origin, value=stream.read(source), output=stream.write(target))
-    erased = Head(query=to, key=to, value=stream.read(target), output=-stream.write(target))
-    return Layer([copied, erased])
+from mechicl.constructions.vocabulary import Hidden, Layer, Stream
 
 
 def aff(
@@ -54,15 +30,6 @@ def aff(
             raise ValueError(f"weights of {source!r} must be [source target] = {expected}, got {tuple(matrix.shape)}")
         read = read + stream.read(source) @ matrix.double()
     return linear(read, stream.write(target), bias, act_fn=act_fn)
-
-
-def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int, int, int] | None = None) -> Hidden:
-    """Multiply two subspaces by an MLP with the "square" activation: `4 a b = (a + b)² - (a - b)²`.
-
-    Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`. The product is elementwise, or with
-    `shape` (rows, inner, columns) one of matrices stored row by row; (1, d, 1) is an inner product.
-    """
-    return joined(_products(stream, left, right, target, shape), erased(stream, target))
 
 
 def div(
@@ -85,8 +52,8 @@ def div(
     """
     if steps < 0 or not 0 < low <= high < math.inf:
         raise ValueError(f"steps must be >= 0 and 0 < low <= high, got steps={steps}, low={low}, high={high}")
-    _same_dimensions(stream, numerator, target)
-    _same_dimensions(stream, denominator, scratch)
+    check_same_dimensions(stream, numerator, target)
+    check_same_dimensions(stream, denominator, scratch)
     if stream.read(scratch).shape[1] != 1 or scratch in (numerator, denominator, target):
         raise ValueError(f"scratch must be a separate subspace of one dimension, like the denominator, got {scratch!r}")
     # Goldschmidt: multiply numerator and denominator by the same numbers until the denominator is 1. With e = 1 - c s
@@ -99,22 +66,13 @@ def div(
         aff(stream, {denominator: -inverse * eye[:1, :1]}, scratch, bias=torch.ones(1).double(), act_fn="square"),
     )
     step = joined(
-        _products(stream, scratch, target, target, (1, 1, size)),  # added to the target
+        product(
+            stream.read(scratch).expand(-1, size), stream.read(target), stream.write(target)
+        ),  # added to the target
         Hidden(read=stream.read(scratch), write=stream.write(scratch)),  # e²
         erased(stream, scratch),
     )
     return [Layer(mlp=start), *[Layer(mlp=step)] * steps]
-
-
-def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> Head:
-    """Sum `source` over all positions, and add the sum to `target` at each of them, by one head of attention.
-
-    Exact up to rounding in attention that is normalised: linear or ReLU with `normalize_by_context`, or softmax without
-    a sink. All keys have equal scores, so each gets `1 / n_positions` (the number of keys; 1 without normalisation).
-    """
-    _same_dimensions(stream, source, target)
-    one = stream.read("position").sum(1, keepdim=True)
-    return Head(query=one, key=one, value=stream.read(source), output=n_positions * stream.write(target))
 
 
 def linear(read: Tensor, write: Tensor, bias: Tensor | None = None, *, act_fn: str = "square") -> Hidden:
@@ -153,24 +111,8 @@ def joined(*parts: Hidden) -> Hidden:
     )
 
 
-def _products(stream: Stream, left: str, right: str, target: str, shape: tuple[int, int, int] | None) -> Hidden:
-    a, b, write = stream.read(left), stream.read(right), stream.write(target)
-    sizes = (a.shape[1], b.shape[1], write.shape[0])
-    if shape is None:
-        expected = (sizes[0],) * 3
-    else:
-        rows, inner, columns = shape
-        expected = (rows * inner, inner * columns, rows * columns)
-    if sizes != expected:
-        raise ValueError(f"{left!r}, {right!r} and {target!r} must have dimensions {expected}, got {sizes}")
-    if shape is not None:
-        # a product of matrices is rows * inner * columns products of numbers: pick each one's factors and place
-        i, j, k = torch.cartesian_prod(*map(torch.arange, shape)).unbind(1)
-        a, b, write = a[:, i * inner + j], b[:, j * columns + k], write[i * columns + k]
-    return product(a, b, write)
-
-
-def _same_dimensions(stream: Stream, source: str, target: str) -> None:
+def check_same_dimensions(stream: Stream, source: str, target: str) -> None:
+    """Refuse subspaces of different dimensions."""
     sizes = [stream.read(name).shape[1] for name in (source, target)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"{source!r} and {target!r} must have the same dimension, got {sizes[0]} and {sizes[1]}")

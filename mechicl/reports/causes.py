@@ -13,7 +13,7 @@ from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.causes.interchange import InterchangeKind
 from mechicl.checkpoints import Checkpoint, untrained
-from mechicl.checkpoints.study import Models, Study
+from mechicl.checkpoints.study import Models
 from mechicl.models import Model
 from mechicl.reports.comparison import Measured
 from mechicl.reports.rows import Row, over_models
@@ -82,23 +82,23 @@ def causal_part(
     return [replace(row, section=CAUSES_TITLE) for row in rows], _sections(tests[0], n_prompts), data
 
 
-def causes(study: Study, *, progress: bool | None = None) -> Measured:
+def causes(kind: Any) -> Measured:
     """Test the opened model of a report, with controls."""
-    one = study.opened()
-    rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
+    options: dict[str, Any] = {"n_prompts": N_REPORT, "seed": PROMPT_SEED, "progress": kind.progress}
+    rows, sections, data = causal_part(kind.study.opened(), kind.study.task, **options)
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
 
-def no_causes(study: Study) -> str:
+def no_causes(kind: Any) -> str:
     """Return the reason why there is nothing to exchange; empty if there is."""
-    if study.model.cfg.n_layers < 2:
+    if kind.study.model.cfg.n_layers < 2:
         return "states are exchanged between layers, and the model has one"
-    return "" if study.task.n_context else "there is no context to exchange"
+    return "" if kind.study.task.n_context else "there is no context to exchange"
 
 
-def slow_causes(study: Study) -> str:
+def slow_causes(kind: Any) -> str:
     """Return the reason why interventions are made only on request; empty if they are quick."""
-    n_layers = study.model.cfg.n_layers
+    n_layers = kind.study.model.cfg.n_layers
     return f"it takes minutes for {n_layers} layers: --sections causes measures it" if n_layers > QUICK else ""
 
 

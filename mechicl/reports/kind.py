@@ -265,8 +265,7 @@ def _best_known(task: Any) -> str:
 
 
 ALGORITHM = Part("algorithm", lambda kind: kind.question.part())
-CAUSES = Part("causes", lambda kind: causes(kind.study, progress=kind.progress), lambda kind: no_causes(kind.study),
-              lambda kind: slow_causes(kind.study))  # fmt: skip
+CAUSES = Part("causes", causes, no_causes, slow_causes)
 HEADS = Part("heads", lambda kind: model_parts(kind.study, progress=kind.progress),
              lambda kind: no_model_parts(kind.study))  # fmt: skip
 HISTORY = Part("history", lambda kind: history(kind.study, kind.traced, loss=kind.loss, plateau=kind.plateau),

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -68,7 +67,7 @@ def report_language(
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
         scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=_SEED, progress=progress)
         bar.update()
-        task = _most_learned(scores)
+        task = max(scores.tasks, key=lambda each: scores.gain(each).mean)
         vector = function_vectors(
             language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=_SEED, progress=progress
         )
@@ -98,15 +97,21 @@ def report_language(
             for name, (mine, rivals) in kinds.items()
         }  # fmt: skip
         bar.update()
+    file = language.dequantized_from
+    origin = f"The weights were dequantized from {file}, so they are not quite the published ones. " if file else ""
+    accuracies = {
+        each: {label: scores.accuracy[t, k].mean(-1).tolist() for k, label in enumerate(scores.labels)}
+        for t, each in enumerate(scores.tasks)
+    }
     comparison = Comparison(
         f"In-context learning of {language.name}",
         f"{language.model.cfg.n_layers} layers of {language.model.cfg.n_heads} heads. Prompts show pairs of words "
         f"and end with a query; a prediction is right if the most probable next token is the first token of the "
-        f"answer. Intervals are 95% over prompts. {left_out}{_origin(language)}"
+        f"answer. Intervals are 95% over prompts. {left_out}{origin}"
         f"Measured in {time.perf_counter() - started:.0f} s.",
         _rows(scores, vector, stable, ablations),
         _sections(scores, vector, heads, ablations),
-        {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
+        {"few_shot": accuracies, "function_vector_heads": [list(head) for head in vector.heads]},
     )
     verdict = _verdict(scores, vector, stable, ablations, induction)
     return comparison.write(folder, name, opening=verdict.named(language.name).section())
@@ -134,23 +139,6 @@ def _that_fit(language: LanguageModel, tasks: tuple[str, ...]) -> tuple[tuple[st
             return tuple(fitting), n_shots, text
     task, reason = next(iter(errors.items()))
     raise ValueError(f"none of the tasks can be written for {language.name}; {task}: {reason}")
-
-
-def _origin(language: LanguageModel) -> str:
-    if language.dequantized_from is None:
-        return ""
-    return f"The weights were dequantized from {language.dequantized_from}, so they are not quite the published ones. "
-
-
-def _most_learned(scores: FewShotScores) -> str:
-    return max(scores.tasks, key=lambda task: scores.gain(task).mean)
-
-
-def _accuracies(scores: FewShotScores) -> dict[str, Any]:
-    return {
-        task: {label: scores.accuracy[t, k].mean(-1).tolist() for k, label in enumerate(scores.labels)}
-        for t, task in enumerate(scores.tasks)
-    }
 
 
 def _rows(

@@ -24,7 +24,7 @@ from mechicl.models import PromptedModel, build
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row, above, near, over_models, seeds_and_prompts
 from mechicl.statistics import crossed_interval, interval
-from mechicl.tasks import LinearRegression, Task
+from mechicl.tasks import Task
 
 _SOURCE = "fu2024"
 N_SCALE, SCALE_SEED = 4096, 2**31  # prompts that decide the step size of gradient descent
@@ -50,7 +50,6 @@ RIVAL_PAIRS = [("Newton", "gradient descent, fixed")] + [
 ]
 """Families that are also compared: as published (one step size for all prefixes), and with equal freedom."""
 IN_ITS_PLACE = "a ridge path in the model's place"
-RESOLVED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,25 +126,6 @@ class LayerMatching:
                 matched = match(trajectory, families[name], self.prompts, similarity=similarity)
                 growths |= fit_growths({name: matched}, self.resamples)
             rows += growth_rows(label, [growths], ["Newton", "gradient descent"], with_source=False)
-        return rows
-
-    def resolution_rows(self, task: Task) -> list[Row]:
-        """Measure how similar the families are to each other on this task and on the paper's."""
-        rows = []
-        for n, (d, n_context) in enumerate(dict.fromkeys(((task.x_dim, task.n_context), (20, 40)))):
-            size = task if n == 0 else LinearRegression(x_dim=d, n_context=n_context, inputs="gaussian")
-            prompts, families = size.sample(RESOLVED, seed=1), reference_families(size)
-            for similarity in self.similarities:
-                weights = similarity == "weights"
-                trajectories = {
-                    name: families[name].trajectory(prompts, with_weights=weights)
-                    for name in ("Newton", "gradient descent", "ridge path")
-                }
-                for name in ("gradient descent", "ridge path"):
-                    best = match(trajectories["Newton"], trajectories[name], prompts, similarity=similarity).mean()
-                    least = best.amax(1)[2:20].min().item()
-                    quantity = f"{similarity}: least similarity of Newton iterations 3 to 20 to their best {name} steps"
-                    rows.append(Row(f"{quantity}, d = {d}, {n_context} points", None, least))
         return rows
 
     def _add(self, matched: MatchedSeed, label: str, trajectory: Trajectory) -> None:

@@ -32,7 +32,6 @@ def match_layers(
     n_prompts: int = N_HELD_OUT,
     n_fitting: int = 4096,
     seed: int = 0,
-    shared: bool = True,
     progress: bool | None = None,
 ) -> Measured:
     """Fit readouts, and match every layer of every seed with every family.
@@ -40,7 +39,7 @@ def match_layers(
     Newton's method is compared with gradient descent, as in the paper, and with rivals that the paper does not try: a
     ridge path, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are chosen on half of the
     prompts and similarities measured on the others; rows are over seeds if there are several. Readouts are fitted on
-    `n_fitting` prompts of `seed`; `shared` also matches one readout per layer for all points, and the model's own.
+    `n_fitting` prompts of `seed`; one readout per layer for all points, and the model's own, are matched too.
     Other models than interleaved, causal ones are a CheckpointError. Source: Fu et al. 2024, section 4 and B.1 to B.4.
     """
     model, task = checkpoint.models[0], checkpoint.task
@@ -50,7 +49,7 @@ def match_layers(
             f"{model.cfg.prompt_format} prompts with {model.cfg.keys} keys"
         )
     matching = LayerMatching(
-        task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=shared, progress=progress,
+        task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=True, progress=progress,
         resamples=100 if len(checkpoint.models) == 1 else 20,  # of several models, seeds give the interval
     )  # fmt: skip
     seeds = [matching.of(each) for each in checkpoint.models]
@@ -83,7 +82,6 @@ def match_layers(
         for one in seeds
     ]
     rows += matching.ridge_path_rows(model.cfg.n_layers)
-    rows += matching.resolution_rows(task)
     return rows, sections, data
 
 

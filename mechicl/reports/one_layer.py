@@ -26,7 +26,6 @@ from mechicl.reports.rows import Row, equal, near, seeds_and_prompts
 from mechicl.reports.verdict import NEAR, percent
 from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals
 from mechicl.tasks import LinearRegression
-from mechicl.viz.page import table
 
 SOURCE = "vonoswald2023"
 _N_TUNING = 100_000  # prompts that the step size is tuned on
@@ -172,8 +171,9 @@ def _shifts(kind: "OneLayer") -> Measured:
 
 def _exact_loss(kind: "OneLayer") -> Measured:
     """The trained loss without the sampling error of the prompts, which cancels in the ratio on common prompts."""
-    exact, ratio = exact_optimum(kind.task), kind.loss_ratio
-    if exact is None:
+    try:
+        exact, ratio = one_step_optimum(kind.task).mse, kind.loss_ratio
+    except ValueError:  # no closed form
         return [], [], {}
     scaled = Interval(ratio.mean * exact, ratio.low * exact, ratio.high * exact, ratio.n)
     nertinger = kind.task == LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
@@ -218,21 +218,6 @@ def _attention(kind: "OneLayer") -> Measured:
     return [], [Section("Attention of one prompt", _WORDS["attention"], drawn)], {}
 
 
-def _provenance(kind: "OneLayer") -> Measured:
-    record = kind.study.record
-    made = [
-        ("training", record.get("command", "")),
-        ("seeds", ", ".join(map(str, kind.seeds))),
-        ("trained for", f"{record.get('steps_done')} steps, {record.get('wall_time_s')} s on "
-         f"{record.get('hardware')}"),
-        ("versions", ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())),
-        ("this page", f"mechicl report {kind.study.name} --seed {kind.seeds[0]} --out DIR; prompts from seed "
-         f"{kind.seed}"),
-        ("paper", "J. von Oswald et al., Transformers learn in-context by gradient descent, ICML 2023"),
-    ]  # fmt: skip
-    return [], [Section("How it was made", "", table(("", ""), made))], {}
-
-
 class OneLayer(Kind):
     """Every seed's layer against a tuned step of gradient descent (section 3), the nearest algorithms, the head.
 
@@ -245,7 +230,7 @@ class OneLayer(Kind):
     parts = (
         Part("loss", _losses), Part("alignment", _alignment), Part("weights", _weights), Part("paths", _paths),
         Part("shifts", _shifts), Part("exact loss", _exact_loss), Part("roll-out", _roll_outs),
-        Part("attention", _attention), ALGORITHM, HEADS, FINETUNING, HISTORY, Part("provenance", _provenance),
+        Part("attention", _attention), ALGORITHM, HEADS, FINETUNING, HISTORY,
     )  # fmt: skip
     dtype = torch.float64
     heading = "One layer and one step of gradient descent ({name})"
@@ -328,11 +313,3 @@ def nearest_in_weights(fit: ConstructionFit, name: str) -> str:
         f"The weights do not show it: the nearest {name} leaves {percent(distance)} unexplained. Its loss is "
         f"{ratio.mean:.2g} times the model's."
     )
-
-
-def exact_optimum(task: LinearRegression) -> float | None:
-    """Return the exact MSE of the best single step on a task, or None where there is no closed form."""
-    try:
-        return one_step_optimum(task).mse
-    except ValueError:
-        return None

@@ -1,19 +1,16 @@
 """Rows of reports: a measured quantity next to its published value."""
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import check_fields
 from mechicl.checkpoints.study import Models
-from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals, median_interval
-from mechicl.statistics.intervals import crossed_median_interval
+from mechicl.statistics import Interval, crossed_interval, mean_of_intervals
 
 ROW_ROUNDING = 1e-6
 """An interval this near to a whole number (for 0: a thousandth of it) differs from it by float32 rounding only."""
@@ -81,16 +78,6 @@ class Row:
             agrees = equal(self, self.published)
         return "not printed" if agrees is None or self.published is None else "agrees" if agrees else "differs"
 
-    @property
-    def n_seeds(self) -> int | None:
-        """Number of seeds; None if the row is not over seeds."""
-        if not re.search(r"\bseeds?\b", self.over):
-            return None
-        count = re.search(r"(\d+) (?:\w+ )?seeds?\b", self.over)
-        if count or not isinstance(self.measured, Interval):
-            return int(count[1]) if count else None
-        return self.measured.n
-
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data, without fields that have their defaults."""
         saved = asdict(self)
@@ -98,22 +85,6 @@ class Row:
         if isinstance(self.measured, Interval) and self.measured.middle == "mean":
             del saved["measured"]["middle"]
         return {name: value for name, value in saved.items() if value or name not in ("source", "section", "share")}
-
-    @classmethod
-    @checked
-    def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields."""
-        try:
-            measured = saved["measured"]
-            if isinstance(measured, dict):
-                ends = [math.nan if measured[name] is None else measured[name] for name in ("mean", "low", "high")]
-                middle = measured.get("middle", "mean")
-                measured = Interval(*ends, n=measured["n"], level=measured["level"], middle=middle)
-            known = {field.name: saved[field.name] for field in fields(cls) if field.name in saved}
-            agrees = {"agrees": True, "differs": False}.get(saved.get("verdict", ""))
-            return cls(**{**known, "measured": math.nan if measured is None else measured, "agrees": agrees})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"saved is not a row of a results file: {error!r}") from error
 
 
 Value = Row | Interval | float | str
@@ -152,22 +123,7 @@ def above(value: Value, other: Value) -> bool:
     return ends(value)[0] > ends(other)[2]
 
 
-def over_seeds(
-    values: Tensor | Sequence[float], checkpoint: Models, *, median: bool = False
-) -> tuple[Interval, str, str]:
-    """Return `measured`, `over` and `note` of a row: an interval over all seeds, and the same without stuck seeds.
-
-    `values` has one per seed, in the checkpoint's order; `median` uses the median, with a bootstrap, for skewed ones.
-    """
-    sample = torch.as_tensor(values, dtype=torch.float64).flatten()
-    if len(sample) != len(checkpoint.models):
-        raise ValueError(f"{len(sample)} values for the {len(checkpoint.models)} seeds of {checkpoint.name}")
-    statistic = median_interval if median else interval
-    note = _without_stuck(lambda kept: statistic(sample[kept]), checkpoint)
-    return statistic(sample), f"seed{'s' if len(sample) != 1 else ''}", note
-
-
-def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Models) -> str:
+def without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Models) -> str:
     """Return a note with the interval that `measured` returns for the seeds that are not stuck; empty if none is."""
     stuck, n = checkpoint.stuck, len(checkpoint.models)
     if not stuck:
@@ -178,7 +134,7 @@ def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Models
 def over_seeds_and_prompts(
     values: Float[Tensor, "seed prompt"], checkpoint: Models, over: Tensor | None = None, *, trim: float = 0.0
 ) -> tuple[Interval, str, str]:
-    """Return `measured`, `over` and `note` of a row: an interval over all seeds and shared prompts, likewise.
+    """Return `measured`, `over` and `note` of a row: an interval over seeds and prompts; with and without stuck seeds.
 
     `values` has one per model and prompt; `over` (a divisor) and `trim` are as in `crossed_interval`.
     """
@@ -188,21 +144,8 @@ def over_seeds_and_prompts(
         own = reference[kept] if reference is not None and len(reference) > 1 else reference
         return crossed_interval(values[kept], own, trim=trim)
 
-    note = _without_stuck(measured, checkpoint)
+    note = without_stuck(measured, checkpoint)
     return measured([*range(len(values))]), seeds_and_prompts(*values.shape), note
-
-
-def over_resamples(
-    values: Float[Tensor, "resample seed"], checkpoint: Models, n_prompts: int, note: str = ""
-) -> tuple[Interval, str, str]:
-    """Return `measured`, `over` and `note` of a row: a median over seeds and shared prompts; the note has the mean.
-
-    For quantities that a few seeds or prompts decide, or that are not means: see `crossed_median_interval`.
-    """
-    measured, mean = crossed_median_interval(values, n_prompts)
-    without = _without_stuck(lambda kept: crossed_median_interval(values[:, kept], n_prompts)[0], checkpoint)
-    notes = [note, f"mean {as_text(mean)}", without]
-    return measured, seeds_and_prompts(values.shape[1], n_prompts), "; ".join(filter(None, notes))
 
 
 def seeds_and_prompts(n_seeds: int, n_prompts: int) -> str:
@@ -225,7 +168,7 @@ def over_models(
         measured = mean_of_intervals(known) if known else Interval(math.nan, math.nan, math.nan, 0)
         over = seeds_and_prompts(len(known), min((value.n for value in known), default=0))
         if checkpoint is not None and len(known) == len(checkpoint.models):
-            without = _without_stuck(lambda kept: mean_of_intervals([values[i] for i in kept]), checkpoint)
+            without = without_stuck(lambda kept: mean_of_intervals([values[i] for i in kept]), checkpoint)
             note = "; ".join(filter(None, (note, without)))
     return Row(quantity, printed, measured, over, note, check and check(measured), source)
 

@@ -186,11 +186,11 @@ class OfTables(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Name the family if one is near, and the kind of learner."""
         found = self.identified
-        answer: Answer = which_algorithm(found)
+        answer: Answer = which_algorithm(found, nouns=("family", "families"))
         picture = verdict_figure(found, answer.match, answer.rivals, near=NEAR, zero="the mean label")
         picture.update_layout(title_text="Left unexplained by the nearest families")
         picture.update_traces(name="other families", selector={"name": "other algorithms"})
-        sentences = {"Which family?": _of_families(answer.words)}
+        sentences = {"Which family?": answer.words}
         facts = [*answer.facts]
         restored = [row for row in comparison.rows if row.quantity.startswith(f"{RESTORED} the row to predict")]
         if there := next((row for row in restored if row.ends[1] > 0.5), None):
@@ -201,13 +201,5 @@ class OfTables(Kind):
         sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."
         assert found.fingerprint is not None
         numbers = {**answer.numbers, "seed": self.study.seeds[0], "chosen": self.study.chosen}
-        return Verdict(
-            _of_families(answer.headline), sentences, picture, numbers, facts, f"Kind: {found.fingerprint.description}."
-        )
-
-
-def _of_families(words: str) -> str:
-    for algorithms, families in (("no algorithm that was", "none of the families that were"),
-                                 ("algorithms", "families"), ("algorithm", "family")):  # fmt: skip
-        words = words.replace(algorithms, families)
-    return words
+        kind = f"Kind: {found.fingerprint.description}."
+        return Verdict(answer.headline, sentences, picture, numbers, facts, kind)

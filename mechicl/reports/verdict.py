@@ -147,13 +147,16 @@ def has_learned(
     return "", f"It has learned the task: its {loss} is {words}.", fact
 
 
-def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
+def which_algorithm(
+    identified: Identification, untrained: float | None = None, nouns: tuple[str, str] = ("algorithm", "algorithms")
+) -> Answer:
     """Tell what kind of learner a model is and, where it is safe, name its algorithm, those tied with it, and evidence.
 
     Families for scale (any polynomial, any function of S) are never named. Where an algorithm leaves at most 1% and is
     a special case of the nearest one, the simpler one is named. `untrained` is the least unexplained share of an
-    untrained network over all algorithms, for comparison.
+    untrained network over all algorithms, for comparison. `nouns`: what the sentences call one candidate, and several.
     """
+    one, many = nouns
     named = [match for match in identified.matches if not is_for_scale(match.name)]
     tied = [match for match in named if identified.tied(match)] or named[:1]
     match = min(tied, key=lambda each: each.n_fitted)
@@ -177,7 +180,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
             words.append(
                 f"With changed prompts it is {percent(match.changed_distances.mean().item())}, more than a copy with "
                 f"small errors would leave: {f'with a confidence of {sure} ' if sure else ''}it is none of the "
-                f"algorithms tried."
+                f"{many} tried."
             )
         if match.hyperparameters and len(match.hyperparameters) <= 2:
             fitted = " and ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in match.hyperparameters.items())
@@ -191,11 +194,11 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         others = [m for m in named if is_unrelated(m) and m not in rivals]
         if others and not rivals:
             left = percent(identified.distance(others[0]))
-            words.append(f"The next algorithm, {learner_phrase(others[0].name)}, leaves {left}.")
+            words.append(f"The next {one}, {learner_phrase(others[0].name)}, leaves {left}.")
     else:
-        headline = "It behaves like no algorithm that was tried"
+        headline = f"It behaves like no {one} that was tried"
         headline += f"; the nearest is {name}" if nearness == "nearest" else ""
-        words = [f"It behaves like none of the {len(named)} algorithms that were tried.",
+        words = [f"It behaves like none of the {len(named)} {many} that were tried.",
                  f"The nearest, {name}, leaves {percent(distance)} of its predictions unexplained."]  # fmt: skip
         if nearness == "nearest":
             words.append(f"Up to {NEAR:.0%} would count as alike.")
@@ -207,9 +210,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         words.append(f"This is a tie: these {distance.n:,} prompts do not distinguish it from {_listed(rivals)}.")
     if untrained is not None:
         least = f"at least {percent(untrained)}" if untrained < 0.9 else "about everything"
-        words.append(
-            f"For comparison, every algorithm leaves {least} of an untrained network's predictions unexplained."
-        )
+        words.append(f"For comparison, every {one} leaves {least} of an untrained network's predictions unexplained.")
     if identified.note:
         words.append(f"Note: {identified.note}.")
     numbers = {
@@ -227,7 +228,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     more = f"; {percent(identified.distance(unlike).mean)} by the next, {learner_phrase(unlike.name)}" if unlike else ""
     changed = f": on changed prompts, {percent(match.changed_distances.mean().item())} is unexplained"
     belief = "in the name of its family of algorithms" if is_named else (
-        f"that it is none of the algorithms tried{changed if nearness == 'like' else ''}"
+        f"that it is none of the {many} tried{changed if nearness == 'like' else ''}"
     )  # fmt: skip
     share = f"of its predictions unexplained by {name}{more}"
     facts = [(percent(distance), share), *([(sure, f"confidence {belief}")] if sure else [])]

@@ -11,7 +11,7 @@ import torch
 from pandas.api.types import is_numeric_dtype
 
 from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
-from mechicl.statistics.intervals import Interval, interval, median_interval
+from mechicl.statistics.intervals import Interval, interval
 
 SEED = "seed"
 FEW = 2
@@ -57,21 +57,19 @@ class GridTable:
             frame = frame[rows]
         return GridTable(frame, self.axes)
 
-    def intervals(
-        self, value: str, by: Sequence[str] | None = None, *, median: bool = False, level: float = 0.95
-    ) -> pd.DataFrame:
+    def intervals(self, value: str, by: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the mean of a value with its confidence interval at each point of the grid, over seeds by default.
 
         Rows without the value (NaN) are left out and counted. Intervals of means suppose nearly normal values: for
-        three seeds Student's t gives 2.5 standard deviations to each side. See also `statistics.median_interval`.
+        three seeds Student's t gives 2.5 standard deviations to each side. For skewed values see
+        `statistics.median_interval`.
 
         Args:
             value: name of the value.
             by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
-            median: return the median and a bootstrap interval instead, for skewed values.
 
         Returns:
-            One row a point of the grid: the columns `by`, then `value` (the mean or median), "low", "high", "n" (rows
+            One row a point of the grid: the columns `by`, then `value` (the mean), "low", "high", "n" (rows
             with the value) and "missing" (rows without it).
         """
         by = [name for name in self.axes if name != SEED] if by is None else list(by)
@@ -84,7 +82,7 @@ class GridTable:
         for place, part in parts:
             present = part[value].dropna()
             samples = torch.tensor(present.to_numpy(dtype=float))
-            middle = (median_interval if median else interval)(samples, level=level)
+            middle = interval(samples)
             labels = dict(zip(by, place if isinstance(place, tuple) else (place,), strict=True))
             numbers = {value: middle.mean, "low": middle.low, "high": middle.high}
             rows.append({**labels, **numbers, "n": len(present), "missing": len(part) - len(present)})

@@ -215,7 +215,7 @@ def median_interval(
         np.median(samples[rng.integers(n, size=(min(most, n_resamples - start), n))], axis=1)
         for start in range(0, n_resamples, most)
     ]
-    return _between(median, np.concatenate(parts), n, level, "median")
+    return percentile_interval(median, np.concatenate(parts), n, level, "median")
 
 
 @checked(undefined=True)
@@ -255,11 +255,11 @@ def crossed_interval(
     n_seeds, n_prompts = values.shape
     if not n_prompts or not n_seeds:
         return Interval(math.nan, math.nan, math.nan, n_seeds, level)
-    counts = _prompt_counts(n_prompts, n_resamples)
+    counts = prompt_counts(n_prompts, n_resamples)
     means = _trimmed_means(values, counts, trim)
     if over is not None:
         means = means / _trimmed_means(over, counts, trim)
-    found = _mean_of_resamples(means, n_prompts, level)
+    found = mean_of_resamples(means, n_prompts, level)
     share, half = found.mean, found.half_width
     if trim or not is_share(values[values.isfinite()]) or not math.isfinite(half) or (over is not None and half):
         return found
@@ -273,14 +273,14 @@ def crossed_interval(
 
 
 @lru_cache(maxsize=2)  # of 20,000 prompts they are 64 MB
-def _prompt_counts(n_prompts: int, n_resamples: int) -> Float[np.ndarray, "resample prompt"]:
+def prompt_counts(n_prompts: int, n_resamples: int) -> Float[np.ndarray, "resample prompt"]:
     """Return how often each prompt is in each resample; the first one is the prompts themselves."""
     # of n resampled prompts, n - 1 are drawn: the variance of their mean is then that of the mean without bias
     drawn = np.random.default_rng(0).multinomial(max(n_prompts - 1, 1), np.full(n_prompts, 1 / n_prompts), n_resamples)
     return np.concatenate([np.ones((1, n_prompts)), drawn])
 
 
-def _mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: int, level: float) -> Interval:
+def mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: int, level: float) -> Interval:
     """Return the mean over seeds of what was measured on the prompts (first row) and on resamples of them."""
     mean, (seeds, *_), n_seeds = float(values[0].mean()), values, values.shape[1]
     variances = [float(seeds.var(ddof=1)) / n_seeds] if n_seeds > 1 else [0.0]
@@ -288,47 +288,6 @@ def _mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: in
     if not math.isfinite(mean + sum(variances)) or max(n_seeds, n_prompts) < 2:
         return Interval(mean, math.nan, math.nan, n_seeds, level)
     return _of_two_variances(mean, variances, (n_seeds, n_prompts), level)
-
-
-def resampled_means(values: Float[Tensor, "*item prompt"], n_resamples: Count = 400) -> Float[Tensor, "resample *item"]:
-    """Return means over the prompts in the first row, and over resamples of the prompts in the others.
-
-    A statistic that is computed of each row has the intervals of `crossed_median_interval`. The resamples are the same
-    in every call with the same number of prompts, so that learners' means on shared prompts stay paired.
-    """
-    counts = torch.from_numpy(_prompt_counts(values.shape[-1], n_resamples))
-    return torch.einsum("rp,...p->r...", counts, values.detach().cpu().double()) / counts.sum(1).reshape(
-        -1, *[1] * (values.ndim - 1)
-    )
-
-
-def crossed_median_interval(
-    values: Float[Tensor, "resample item"], n_prompts: Count, seeds: Sequence[tuple[int, ...]] | None = None,
-    level: ConfidenceLevel = 0.95,
-) -> tuple[Interval, Interval]:  # fmt: skip
-    """Return the median and the mean over seeds of a skewed statistic, with intervals for other seeds and prompts.
-
-    The median's interval is a bootstrap of both (Owen 2007): seeds are resampled five times for each resample of the
-    prompts. For few seeds it is at least their range, which covers as in `median_interval`.
-
-    Args:
-        values: the statistic of each seed on the prompts, then on resamples of them (`resampled_means`).
-        n_prompts: number of prompts.
-        seeds: the seeds of each item where items are pairs of seeds: the seeds are resampled then, and not the pairs.
-    """
-    sample, rng = values.detach().cpu().double().numpy(), np.random.default_rng(0)
-    n_items = sample.shape[1]
-    members = np.array(seeds or [(i,) for i in range(n_items)]).reshape(n_items, -1)
-    n_seeds, medians = int(members.max()) + 1, []
-    mean = replace(_mean_of_resamples(sample, n_prompts, level), n=n_items)
-    median = float(np.median(sample[0]))
-    if not np.isfinite(sample).all() or max(n_seeds, n_prompts) < 2:
-        return Interval(median, math.nan, math.nan, n_items, level, "median"), mean
-    for row in np.repeat(sample[1:], 5, 0):
-        weights = np.bincount(rng.integers(n_seeds, size=n_seeds), minlength=n_seeds)[members].prod(1)
-        if weights.any():  # a resample of one seed alone has no pairs
-            medians.append(np.median(np.repeat(row, weights)))
-    return _between(median, medians, n_items, level, "median"), mean
 
 
 @checked
@@ -414,11 +373,9 @@ def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> f
     return float(scipy.special.stdtrit(degrees_of_freedom, probability))
 
 
-def percentile_interval(value: float, resampled: Sequence[float], n: int, level: ConfidenceLevel = 0.95) -> Interval:
+def percentile_interval(
+    value: float, resampled: Any, n: int, level: ConfidenceLevel = 0.95, middle: Literal["mean", "median"] = "mean"
+) -> Interval:
     """Return a value with its interval from resamples of n prompts."""
-    return _between(value, resampled, n, level, "mean")
-
-
-def _between(value: float, resampled: Any, n: int, level: float, middle: Literal["mean", "median"]) -> Interval:
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, min(float(low), value), max(float(high), value), n, level, middle)

@@ -64,11 +64,10 @@ def fingerprint_figure(result: Fingerprint) -> go.Figure:
     The shaded part has violations of at most 1%; those below 1e-16 are drawn there. Without a filter, the right panel
     has the influence of each point of the context by its age.
     """
-    right = "Measured filter λ f(λ)" if result.eigenvalues.numel() else "Influence of a point by its age"
-    fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
-    _add_violations(fig, result)
+    measured = result.eigenvalues.numel() > 0
+    fig = _violations(result, "Measured filter λ f(λ)" if measured else "Influence of a point by its age")
     place = draw.panel(1, 2)
-    if result.eigenvalues.numel():
+    if measured:
         look = {"size": 4, "color": draw.PALETTE[0], "opacity": 0.35}
         fig.add_scatter(
             x=result.eigenvalues.flatten().tolist(), y=result.responses.flatten().tolist(), mode="markers",
@@ -90,9 +89,7 @@ def table_fingerprint_figure(result: TableFingerprint) -> go.Figure:
 
     The shaded part has violations of at most 1%; those below 1e-16 are drawn there.
     """
-    right = "Influence of a row's label"
-    fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
-    _add_violations(fig, result)
+    fig = _violations(result, "Influence of a row's label")
     place, quarters = draw.panel(1, 2), range(len(result.influence))
     means = [interval(row, within=UNBOUNDED) for row in result.influence]
     draw.add_intervals(fig, list(quarters), means, "influence", draw.PALETTE[0], showlegend=False, place=place)
@@ -101,8 +98,9 @@ def table_fingerprint_figure(result: TableFingerprint) -> go.Figure:
     return draw.tick_log_axes(fig)
 
 
-def _add_violations(fig: go.Figure, result: Violations) -> None:
+def _violations(result: Violations, right: str) -> go.Figure:
     """Draw violations in the first of two panels."""
+    fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
     place, names = draw.panel(0, 2), list(result.violations)
     intervals = [result.violation(name) for name in names]
     shown = [max(each.mean, 1e-16) for each in intervals]
@@ -113,7 +111,7 @@ def _add_violations(fig: go.Figure, result: Violations) -> None:
     )  # fmt: skip
     fig.add_vrect(x0=1e-17, x1=NEARLY, fillcolor="#eef2f6", line_width=0, layer="below", **place)
     fig.update_xaxes(type="log", title_text="squared difference / squared prediction", **place)
-    fig.update_yaxes(automargin=True, autorange="reversed", **place)
+    return fig.update_yaxes(automargin=True, autorange="reversed", **place)
 
 
 @checked

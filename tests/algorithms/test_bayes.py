@@ -14,10 +14,8 @@ from scipy.stats import multivariate_normal
 from mechicl import algorithms
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.tasks import (
-    BallsAndUrns,
     Conjunctions,
     GaussianClusters,
-    MarkovChains,
     Parities,
     SparseLinearRegression,
     TaskPool,
@@ -297,18 +295,6 @@ def test_counts_by_a_plain_loop(k, length, a, seed):
                 assert math.isclose(bigram[i, t, b].exp(), (n_ab + a) / (len(follows) + k * a), rel_tol=1e-12)
 
 
-def test_bigram_bayes_is_the_posterior_mean_over_chains():
-    """By importance: chains from the prior, weighed by how likely they make what was read."""
-    row = [0, 1, 1, 0, 1, 0, 0]
-    chains = MarkovChains(d_vocab=2).transitions(400_000, seed=3)
-    likelihood = torch.ones(len(chains)).double()
-    for a, b in itertools.pairwise(row[:-1]):
-        likelihood *= chains[:, a, b]
-    expected = (likelihood[:, None] * chains[:, row[-2]]).sum(0) / likelihood.sum()
-    got = algorithms.bigram_bayes(sequences_of([row]), d_vocab=2)[0, -1].exp()
-    assert torch.allclose(got, expected, atol=3e-3)
-
-
 def loop_over_pool(row, t, pool, order, first=None):
     """Bayes over sources by a plain loop: the probabilities of the token after places 0 to t of a row."""
     k = len(pool[0][0])
@@ -340,26 +326,6 @@ def test_bayes_over_a_pool_by_a_plain_loop(order, starts):
         for t in range(8):
             expected = loop_over_pool(row, t, pool.tolist(), order, None if first is None else first.tolist())
             assert torch.allclose(got[i, t], torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=0)
-
-
-def test_two_urns_have_the_odds_of_their_balls():
-    rows = [[0, 0, 1, 0, 1, 1, 1, 0]]
-    pool = torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64)
-    got = algorithms.pool_bayes(sequences_of(rows), pool=pool)[0].exp()
-    for t in range(7):
-        zeros = rows[0][: t + 1].count(0)
-        odds = (0.8 / 0.3) ** zeros * (0.2 / 0.7) ** (t + 1 - zeros)
-        assert math.isclose(got[t, 0], (0.8 * odds + 0.3) / (odds + 1), rel_tol=1e-12)
-
-
-def test_a_large_pool_of_urns_is_counting_and_one_source_is_certain():
-    seen = BallsAndUrns(d_vocab=3, n_ctx=6).sample(10, seed=0)
-    many = BallsAndUrns(d_vocab=3, n_ctx=6, n_urns=200_000).pool
-    counted = algorithms.unigram_bayes(seen, d_vocab=3).exp()
-    assert torch.allclose(algorithms.pool_bayes(seen, pool=many).exp(), counted, atol=6e-3)
-    task = MarkovChains(d_vocab=3, n_ctx=6, n_chains=1)
-    seen = task.sample(10, seed=0)
-    assert torch.allclose(algorithms.pool_bayes(seen, pool=task.pool).exp(), task.pool[0][seen.read])
 
 
 def test_a_source_that_never_gives_a_token_is_excluded_by_it():

@@ -15,7 +15,7 @@ from mechicl.tasks import LinearRegression
 TASK = LinearRegression(x_dim=4, n_context=10, inputs="gaussian", noise_std=0.3)
 FORGETTING = {
     "recursive least squares": (algorithms.recursive_least_squares, {"penalty": 0.4, "discount": 0.85}),
-    "normalised LMS": (algorithms.normalized_lms, {"step_size": 0.6, "offset": 1.5}),
+    "normalised LMS": (algorithms.online_gradient_descent, {"step_size": 0.6, "offset": 1.5}),
     "discounted gradient descent": (algorithms.discounted_gradient_descent, {"step_size": 0.1, "discount": 0.8}),
     "discounted averaging": (algorithms.discounted_averaging, {"discount": 0.8}),
 }

@@ -60,18 +60,8 @@ class WithReferences(Constant):
         return {"one": AlgorithmLearner(lambda prompts: torch.ones_like(prompts.ys))}
 
 
-class Registered(Constant):
-    pass
-
-
-def test_a_task_of_ones_own_brings_its_references_or_registers_them():
+def test_a_task_of_ones_own_brings_its_references():
     assert squared_errors(algorithms.references(WithReferences())["one"], WithReferences().sample(3, seed=0)).max() == 0
-
-    @algorithms.register_references
-    def _(task: Registered) -> dict:
-        return {"least squares": AlgorithmLearner(algorithms.ols)}
-
-    assert list(algorithms.references(Registered())) == ["least squares"]
 
 
 POINTS = {

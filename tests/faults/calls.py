@@ -48,7 +48,6 @@ LEFT_OUT = {
     "mechicl.checkpoints.push": "uses the network", "mechicl.text.load_texts": "uses the network",
     "mechicl.interop.load_language_model": "uses the network", "mechicl.reports.report": "takes minutes",
     "mechicl.viz.init_notebook": "is for a notebook", "mechicl.viz.save": "starts a browser",
-    "mechicl.constructions.certificates_table": "takes a minute",
 }  # fmt: skip
 """Functions that are not called, and the reason."""
 TRIES, BASE_SECONDS = 14, 6.0  # of finding a valid call, and the seconds that it may take

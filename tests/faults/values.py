@@ -47,7 +47,7 @@ SIZES = {
 NUMBERS: dict[str, float] = {
     "x_dim": 2, "n_context": 4, "y_dim": 1, "steps": 2, "d_vocab": 5, "n_ctx": 8, "layer": 0, "seed": 0, "level": 0.95,
     "step_size": 0.1, "alpha": 0.05, "gamma": 0.05, "penalty": 0.1, "index": 0, "n": 4, "n_prompts": 16,
-    "largest_eigenvalue": 1.0, "scale": 1.0, "clip": 1.0, "score_scale": 2.0, "low": 0.5, "high": 2.0,
+    "scale": 1.0, "clip": 1.0, "score_scale": 2.0, "low": 0.5, "high": 2.0,
 }  # fmt: skip
 """Numbers by the names of parameters; 2 and 0.5 for others."""
 STRINGS: dict[str, tuple[str, ...]] = {

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from analyses.support.claims import seeds_of
 from mechicl.checkpoints import CheckpointError, load_checkpoint, random_weights, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.reports import Comparison, Row
@@ -51,7 +52,7 @@ def test_rows_are_over_seeds_if_there_are_several(of_two_seeds):
         "errors, one readout for all layers: layer 3, best Newton minus best gradient descent",
         "weights: layer 2, best Newton minus best steepest descent",
     ):
-        assert (rows[quantity].over.split()[0], rows[quantity].n_seeds) == ("seeds", 2)
+        assert (rows[quantity].over.split()[0], seeds_of(rows[quantity])) == ("seeds", 2)
     kinds = [name for name in rows if name.startswith("errors: Newton, growth of the best step")]
     assert [name.rsplit(", ", 1)[1] for name in kinds] == ["seed 4", "seed 7"]
     assert rows["errors: layer 1, nearest family"].over == "2 seeds"

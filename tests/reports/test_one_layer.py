@@ -1,7 +1,6 @@
 """The report on one layer of linear attention: known answers, a shipped checkpoint, hostile ones, and a browser."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, report
-from mechicl.reports.one_layer import OneLayer, exact_optimum
+from mechicl.reports.one_layer import OneLayer
 from mechicl.tasks import LinearRegression, SineRegression, task_to_dict
 from tests.pictures import drawn
 from tests.reports import by_quantity, made
@@ -107,9 +106,7 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
     fields = {"command": attack, "hardware": attack, "versions": {attack: attack}, "steps_done": attack}
     record = {"training": {"task": task_to_dict(task)}, "seeds": [0], **fields}
     folder = save(tmp_path / "a<b>&'\"", construction(best.step_size, y_dim=2, n_context=4), record)
-    html = report(
-        folder, None, tmp_path / "out", n_prompts=1000, sections=["loss", "paths", "provenance"], progress=False
-    )
+    html = report(folder, None, tmp_path / "out", n_prompts=1000, sections=["loss", "paths"], progress=False)
     assert attack not in html.read_text()
     page = browser.new_page()
     page.goto(html.as_uri())
@@ -134,11 +131,3 @@ def test_other_kinds_of_models_are_refused(tmp_path: Path):
         OneLayer(made(SineRegression(), HookedTransformer(TransformerConfig(x_dim=1, n_context=10))))
     with pytest.raises(CheckpointError, match="no usable task"):
         report(save(tmp_path / "bare", [deep], {}), None, tmp_path / "out")
-
-
-def test_the_exact_optimum_is_known_for_noiseless_tasks():
-    gaussian = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
-    assert exact_optimum(gaussian) == pytest.approx(1.153846, abs=1e-6)
-    assert math.isclose(exact_optimum(LinearRegression()) or 0, 0.4124579, abs_tol=1e-6)
-    assert exact_optimum(LinearRegression(noise_std=0.1)) is None
-    assert exact_optimum(LinearRegression(inputs="gaussian", condition_number=10.0)) is None

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyses.support.resamples import crossed_median_interval, resampled_means
 from mechicl.statistics import (
     UNBOUNDED,
     Interval,
@@ -23,7 +24,7 @@ from mechicl.statistics import (
     median_interval,
     ratio_interval,
 )
-from mechicl.statistics.intervals import crossed_median_interval, percentile_interval, resampled_means
+from mechicl.statistics.intervals import percentile_interval
 from mechicl.statistics.storage import decode
 
 nan, inf = math.nan, math.inf

@@ -209,12 +209,6 @@ def test_missing_values_are_left_out_and_counted(table):
     assert out.loc[0, "loss"] == frame.loc[3, "loss"]
 
 
-def test_medians_for_skewed_values(table):
-    out = table.intervals("loss", median=True)
-    assert out.loc[0, "loss"] == pytest.approx(np.median(table.frame["loss"][:4]))
-    assert out.loc[0, "low"] <= out.loc[0, "loss"] <= out.loc[0, "high"]
-
-
 def test_files_keep_every_digit(table, tmp_path):
     frame = table.frame.assign(loss=[math.pi / 10**i for i in range(16)])
     path = GridTable(frame, table.axes).save(tmp_path / "results.csv")

@@ -134,24 +134,6 @@ def test_a_click_patches_and_the_same_click_removes_the_patch():
     assert click(explorer, (1, 8))["results"] == before["results"]
 
 
-def test_undo_redo_clear_and_removal():
-    explorer = explorer_of(regression())
-    start = patched(explorer)
-    assert not explorer.state["can_undo"]
-    click(explorer, (0, 8))
-    one = patched(explorer)
-    click(explorer, (1, 8))
-    send(explorer, "remove", indices=[1])
-    assert patched(explorer) == one
-    send(explorer, "undo")
-    send(explorer, "clear")
-    assert patched(explorer) == start
-    send(explorer, "undo")
-    assert len(explorer.state["sides"]["A"]) == 2
-    send(explorer, "redo")
-    assert explorer.state["sides"] == {"A": []}
-
-
 def test_a_range_is_one_step_and_its_first_cell_decides():
     explorer = explorer_of(regression())
     click(explorer, (0, 3))
@@ -246,19 +228,6 @@ def test_a_patch_is_hidden_if_and_only_if_it_changes_nothing_before_the_later_on
     assert min(kinds.values()) >= 3
 
 
-def test_reasons_name_the_later_patch_and_follow_the_patches():
-    explorer = explorer_of(regression())
-    explorer.preview = False
-    click(explorer, (0, 8))
-    click(explorer, (1, 8))
-    first, second = "resid_post of layer 0, pos 8", "resid_post of layer 1, pos 8"
-    assert finish(explorer)["reasons"] == {first: f"hidden by {second}, which replaces all that it changes", second: ""}
-    click(explorer, (1, 8))
-    assert finish(explorer)["reasons"] == {first: ""}
-    click(explorer, (1, 2))  # of the last layer, only the query is read
-    assert finish(explorer)["reasons"]["resid_post of layer 1, pos 2"].startswith("no effect: ")
-
-
 @pytest.mark.parametrize(("component", "head"), [("resid_pre", None), ("z", None), ("z", 1), ("pattern", 0)])
 def test_the_preview_equals_a_sweep_of_patch(component, head):
     explorer = explorer_of(regression())
@@ -292,27 +261,6 @@ def test_a_preview_that_is_undefined_says_why():
     explorer = PatchingExplorer(PatchingSession(model, prompts, prompts))
     assert "have the same squared error" in finish(explorer)["error"]
     assert explorer.background["effects"] == []
-
-
-def test_prompts_are_chosen_and_all_runs_follow():
-    explorer = explorer_of(regression())
-    send(explorer, "clean", prompt=2)
-    state = send(explorer, "corrupted", prompt=1)
-    model, session = explorer.session.model, explorer.session
-    expected = model.predict(session.clean)[2], model.predict(session.corrupted)[1]
-    for name, prediction in zip(("clean", "corrupted"), expected, strict=True):
-        assert state["results"]["A"][f"{name}_prediction"] == pytest.approx(
-            prediction.tolist(), rel=1e-4
-        )  # another route
-    assert state["prompts"] == {"clean": [2, 3], "corrupted": [1, 3]}
-
-
-def test_patterns_are_patched_by_query_position():
-    explorer = explorer_of(regression())
-    explorer.component, explorer.head = "pattern", 0
-    click(explorer, (1, 8))
-    assert explorer.session.interventions == (Site("pattern", 1, head=0, query=8),)
-    assert explorer.state["sides"]["A"][0]["query"] == 8
 
 
 def test_errors_are_displayed_until_the_next_action():

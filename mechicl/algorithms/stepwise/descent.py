@@ -172,18 +172,15 @@ class KernelReading(StepwiseAlgorithm):
         step_size: a, the factor on the sum.
         name: name in tables; by default the function's name and the number of steps.
         normalized: divide the weights of the points that a reader sees by their sum, as a softmax does.
-        causal: True if a context point reads only itself and the points before it. Without `normalized`, the weights of
-            unseen points are dropped.
     """
 
     variables = ("x", "residual")
 
     def __init__(
-        self, weights: Weighing, steps: Count = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
-        causal: bool = False,
-    ):  # fmt: skip
+        self, weights: Weighing, steps: Count = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False
+    ):
         (self.step_size,), self.normalized = per_step("step_size", step_size, 1), normalized
-        self.weights, self.n_steps, self.causal = weights, steps, causal
+        self.weights, self.n_steps = weights, steps
         self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {count(steps, 'step')}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:

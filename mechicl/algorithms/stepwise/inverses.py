@@ -165,8 +165,7 @@ class MomentsThenRidge(StepwiseAlgorithm):
 
     The first step adds `S = Σ_i x_iᵀ x_i` and `B = Σ_i x_iᵀ y_i` to every point's variable "moments"; the second
     computes `x (S + λ)⁻¹ B` over the previous prediction (`penalty` λ; 0 for least squares of least norm). A network
-    does this if its attention gathers features once, and its MLPs combine them. With `causal`, a context point reads
-    only itself and those before it, which makes no difference to the query.
+    does this if its attention gathers features once, and its MLPs combine them.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
@@ -179,8 +178,8 @@ class MomentsThenRidge(StepwiseAlgorithm):
     variables = ("x", "y", "moments", "prediction")
     name = "ridge of collected moments"
 
-    def __init__(self, *, penalty: NonNegative = 0.0, causal: bool = False):
-        self.penalty, self.causal = float(penalty), causal
+    def __init__(self, *, penalty: NonNegative = 0.0):
+        self.penalty = float(penalty)
 
     def start(self, prompts: Prompts) -> State:
         """Add moments of 0 to inputs, targets and a prediction of 0."""
