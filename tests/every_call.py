@@ -297,7 +297,6 @@ CALLS: dict[str, Call] = {
     ),
     "analysis.behaviour.induced_weights": lambda w: behaviour.induced_weights(w.learner, w.prompts),
     "analysis.behaviour.sensitivities": lambda w: behaviour.sensitivities(w.model, w.prompts),
-    "analysis.behaviour.measure_outside_span": lambda w: behaviour.measure_outside_span(w.descent, w.prompts, **QUIET),
     "analysis.behaviour.regressed_weights": lambda w: behaviour.regressed_weights(
         w.model, w.prompts, w.others.xs[:, -1]
     ),

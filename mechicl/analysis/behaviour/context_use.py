@@ -1,6 +1,6 @@
-"""How a learner uses its context: forgetting, dependence on order, and weights outside the span of the points."""
+"""How a learner uses its context: forgetting, and dependence on the order of the points."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -10,12 +10,11 @@ from torch import Tensor
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
-from mechicl.learners import IterativeLearner, Learner, prompt_batches
-from mechicl.learners.learners import predictions_at, query_predictions, trajectory_of
+from mechicl.learners import Learner, prompt_batches
+from mechicl.learners.learners import predictions_at, query_predictions
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, Result, interval, ratio_interval
-from mechicl.statistics.results import SHARE, index_of
+from mechicl.statistics import Interval, Result, ratio_interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,65 +108,3 @@ def measure_order_sensitivity(
         predictions.append(query_predictions(learner, prompts.permuted(seed=seed + i)))
     stacked = torch.stack(predictions)
     return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))
-
-
-@dataclass(frozen=True, eq=False)
-class OutsideSpan(Result):
-    """Share of the weights' squared norm outside the span of the points seen: 1 after no point, NaN if 0."""
-
-    steps: tuple[float, ...]
-    share: Float[Tensor, "step point prompt"] = field(metadata=SHARE)
-
-    def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
-        """Return mean shares after 0 to n_context points with intervals over prompts; by default at the last step."""
-        i = -1 if step is None else index_of("step", step, self.steps)
-        return [interval(share, level, within=(0, 1)) for share in self.share[i]]
-
-
-@checked
-def measure_outside_span(learner: IterativeLearner, prompts: Prompts, *, progress: bool | None = None) -> OutsideSpan:
-    """Measure how much of a learner's induced weights lies outside the span of the inputs seen so far.
-
-    Induced weights are the derivatives of a prediction with respect to the query's input (`induced_weights`). With X
-    and Y the inputs and targets of a prefix, any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY`
-    (gradient descent, Newton's method, ridge) stays in the span: its share is 0. Source: Fu et al. 2024, C.4, eq. 42.
-
-    Args:
-        learner: a learner with steps that predicts every prefix: an `AlgorithmLearner`, or `Lens(model)` or
-            `fit_readouts(model, ...)` of a causal model on interleaved prompts. All steps are measured.
-
-    Returns:
-        An `OutsideSpan`: `share` `[step point prompt]`, from 0 to 1, of the weights' squared norm that is outside the
-        span; entry t of `point` is after the first t points. `by_point(step)` lists means with 95% intervals over
-        prompts.
-
-    Example:
-        >>> print(measure_outside_span(Lens(model), prompts).by_point()[3])
-    """
-    steps, parts = (), []
-    batches = list(prompt_batches(learner, prompts, copies=4))  # weights of all steps
-    for part in progress_bar(batches, unit="batch", progress=progress, desc="span"):
-        trajectory = trajectory_of(learner, part, with_weights=True)
-        weights = trajectory.weights
-        if weights is None or weights.shape[2] != part.n_context + 1:
-            raise ValueError("measure_outside_span() needs the weights of every prefix: a causal model or an algorithm")
-        steps, weights = trajectory.steps, weights.detach().double()
-        parts.append(_shares_outside(weights, part.xs.to(weights)))
-    return OutsideSpan(steps, torch.cat(parts, dim=-1))
-
-
-def _shares_outside(
-    weights: Float[Tensor, "step prompt point x y"], xs: Float[Tensor, "prompt point x"]
-) -> Float[Tensor, "step point prompt"]:
-    shares = []
-    for t in range(xs.shape[1]):
-        outside = weights[:, :, t]
-        if t:
-            # right singular vectors with a singular value above rounding are an orthonormal basis of the inputs' span,
-            # also where points repeat; the others become 0, and project nothing out
-            _, singular, directions = torch.linalg.svd(xs[:, :t], full_matrices=False)
-            present = singular > 1e-10 * singular[:, :1]
-            basis = directions * present[..., None]
-            outside = outside - basis.mT @ (basis @ outside)
-        shares.append(outside.square().sum((-2, -1)) / weights[:, :, t].square().sum((-2, -1)))
-    return torch.stack(shares, dim=1)

@@ -8,14 +8,13 @@ import torch
 
 from mechicl import algorithms, analysis
 from mechicl.algorithms import averaging, gradient_descent, newton, ols
+from mechicl.analysis import behaviour as b
 from mechicl.analysis import (
-    Lens,
     identify,
     identify_on_tokens,
     match,
     regret,
 )
-from mechicl.analysis import behaviour as b
 from mechicl.analysis.behaviour.alignment import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.families import family_weights
 from mechicl.analysis.behaviour.growth import fit_growth
@@ -33,7 +32,6 @@ OLS = AlgorithmLearner(ols)
 BROKEN = AlgorithmLearner(lambda prompts: (prompts.query.xs * math.nan).sum(1, keepdim=True))
 NOT_FINITE = AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf))
 UNIFORM, WIDE = (TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": n}) for n in (3, 4))
-PAIRED = HookedTransformer(TransformerConfig(x_dim=3, n_context=4))
 QUIET: Any = {"n_prompts": 10, "progress": False}
 
 
@@ -60,7 +58,6 @@ def ranking(n: int = 6):
     (lambda: analysis.align(Constant(), Constant(), PROMPTS), "Constant.predict is not differentiable"),
     (lambda: b.regressed_weights(OLS, PROMPTS, torch.ones(2, 3)), r"queries must be \[query x\] with x = 3"),
     (lambda: analysis.measure_forgetting(OLS, PROMPTS.prefix(0)), "context points to forget"),
-    (lambda: b.measure_outside_span(Lens(PAIRED), PROMPTS.to(torch.float32)), "weights of every prefix"),
     (lambda: analysis.measure_shifted_losses({}, THREE_INPUTS), "at least one learner and one scale"),
     # ---- matches ----
     (lambda: match(NEWTON, NEWTON, PROMPTS[:0]), "at least one prompt"),
