@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.losses import are_classes
-from mechicl.base.arguments import ArgumentError, Count, at_least, checked
+from mechicl.base.arguments import ArgumentError, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
@@ -123,9 +123,8 @@ class Fingerprint(Violations):
         """True if the learner is linear in the targets and in the query, and one function of S up to 1%."""
         return not self.not_tested and not {*OF_A_FILTER} & {*self.violated}
 
-    @checked
-    def filter(self, n_bins: Count = 12) -> tuple[list[float], list[Interval]]:
-        """Return the measured filter: means of λ in bins with equally many directions, and of λ f(λ) in them.
+    def filter(self) -> tuple[list[float], list[Interval]]:
+        """Return the measured filter: means of λ in 12 bins with equally many directions, and of λ f(λ) in them.
 
         Raises:
             ValueError: it was not measured on this task.
@@ -133,7 +132,7 @@ class Fingerprint(Violations):
         if self.eigenvalues.numel() == 0:
             raise ValueError(f"the filter was not measured: {self.not_tested['function of S']}")
         order = self.eigenvalues.flatten().argsort()
-        bins = order.tensor_split(n_bins)
+        bins = order.tensor_split(12)
         at = [self.eigenvalues.flatten()[each].mean().item() for each in bins]
         return at, [interval(self.responses.flatten()[each]) for each in bins]
 

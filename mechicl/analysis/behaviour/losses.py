@@ -127,8 +127,7 @@ def regret(
 
     Returns:
         A `Regret`: `regret(name)` `[point prompt]` is a learner's loss minus the reference's (of the learner itself by
-        default), `curve(name)` its mean at each point and `mean(name)` over all points, with 95% intervals over
-        prompts. `losses` has the losses `[point prompt]` of all learners by name.
+        default), `curve(name)` its mean at each point and `mean(name)` over all points.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))
@@ -282,8 +281,7 @@ def measure_shifted_losses(
 
     Returns:
         A `ShiftedLosses`: `squared_errors` `[learner scale prompt]` of the query, averaged over the target's
-        dimensions; `mean()` over prompts `[learner scale]`; `ratio(learner, reference)`, one learner's mean loss
-        divided by another's at each scale, with a 95% interval over prompts.
+        dimensions, their `mean()`, and the `ratio(learner, reference)` of means at each scale.
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))

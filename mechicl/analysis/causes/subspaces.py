@@ -203,8 +203,8 @@ def fit_subspace(
         fit: numbers of prompts and iterations, and the seed: `SubspaceFit(n_fitting, n_prompts, iterations, ...)`.
 
     Returns:
-        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)` with 95% intervals over held-out prompts, of the
-        controls with `search="random targets"` or `"untrained model"`; `subspace(layer, dim)` has the columns.
+        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)`, of the controls with `search="random targets"`
+        or `"untrained model"`; `subspace(layer, dim)` has the columns.
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent

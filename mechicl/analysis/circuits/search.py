@@ -74,9 +74,8 @@ def find_circuit(
             default "query" for points, and for tokens if a metric is given, else "positions".
 
     Returns:
-        The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()`, the share of the
-        metric that the edges keep when all others are cut (1: all; for "outputs" one minus the relative mean largest
-        change), with a 95% interval over prompts; `effects()`, the change of the metric without each node or edge.
+        A `Circuit`: `nodes`, `edges` and `heads`; `faithfulness()`, for "outputs" one minus the relative mean largest
+        change; `effects()`, the change of the metric without each node or edge.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

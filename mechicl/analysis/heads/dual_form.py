@@ -26,8 +26,6 @@ from mechicl.statistics import Result
 class DualForm(Result):
     """Linear maps of each head's query vector that give the effect of a layer's heads on the query.
 
-    The head's output at the query is `q (zero_shot + update)` for linear attention.
-
     Attributes:
         zero_shot: W_ZSL `[d_head d_model head prompt]`, from the visible keys and values after the demonstrations, by
             default the query's own.
@@ -68,10 +66,6 @@ def read_dual_form(
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
             positions form the query, which may have several tokens. By default all but the last one.
-
-    Returns:
-        `zero_shot` and `update`, `[d_head d_model head prompt]`, and `relative_error` `[head prompt]`: the distance
-        between `q (zero_shot + update)` and the head's actual output, divided by the norm of the output.
 
     Example:
         >>> read_dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4

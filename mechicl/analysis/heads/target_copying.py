@@ -63,9 +63,6 @@ def measure_target_copying(
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, and vice versa.
         layer: number of the layer.
 
-    Returns:
-        A `TargetCopying` with one value per prompt, or per head and prompt.
-
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:

@@ -27,13 +27,11 @@ class PatchingTest(InterventionSweep):
         mismatched_values: each metric, as a mean over patches from other prompts' clean runs, `[*axes prompt]`.
         p_values: p-value of each cell by metric, `[*axes]`; NaN where a metric is undefined.
         adjusted_p_values: the same, corrected for the number of cells, `[*axes]`.
-        n_permutations: number of random permutations.
     """
 
     mismatched_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
     p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
     adjusted_p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
-    n_permutations: int = 0
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return the sweep's table with the columns NAME_mismatched_effect, NAME_p and NAME_p_adjusted."""
@@ -71,10 +69,6 @@ def patch_and_test(
     Args:
         clean: the prompts whose activations are patched in, at least 4.
         n_permutations: number of random permutations; the smallest p-value is 1 / (n_permutations + 1).
-
-    Returns:
-        A `PatchingTest`, which is the sweep of `patch` with `p_values` and `adjusted_p_values` `[*axes]` by metric;
-        `to_dataframe()` has a row for each cell.
 
     Raises:
         ValueError: fewer than 4 prompts, no metric, or what `patch` refuses.
@@ -118,10 +112,7 @@ def patch_and_test(
         tests = _compare(stacked[..., 0].mean(-1) - mean, permuted - mean[:, None])
         plain[name], adjusted[name] = (each.unflatten(0, grid.shape) for each in tests)
     fields = {each.name: getattr(sweep, each.name) for each in dataclasses.fields(sweep)}
-    return PatchingTest(
-        **fields, mismatched_values=mismatched, p_values=plain, adjusted_p_values=adjusted,
-        n_permutations=n_permutations,
-    )  # fmt: skip
+    return PatchingTest(**fields, mismatched_values=mismatched, p_values=plain, adjusted_p_values=adjusted)
 
 
 def _shifted_partners(n_prompts: int) -> tuple[list[Int[Tensor, "prompt"]], Int[Tensor, "prompt"]]:

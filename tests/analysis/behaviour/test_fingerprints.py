@@ -80,7 +80,7 @@ def test_the_filter_of_ridge_is_measured():
     torch.testing.assert_close(result.responses, expected, rtol=1e-9, atol=1e-12)
     assert result.is_filter
     assert result.violation("one filter").mean < 1e-4
-    at, values = result.filter(n_bins=6)
+    at, values = result.filter()
     assert at == sorted(at)
     assert all(low.mean < high.mean for low, high in itertools.pairwise(values))
     per_prompt = measured(lambda x, y, q: mean(x, y, q) / y.square().mean(1).sqrt() / x.square().mean((1, 2)))

@@ -67,33 +67,6 @@ def test_means_may_be_taken_over_other_prompts():
     assert_close(flat(swept), expected, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("method", "component"), [("mean", "resid_post"), ("zero", "attn_out"), ("resample", "resid_post")]
-)
-def test_a_direction_is_ablated_as_by_hand(method, component):
-    directions = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
-    swept = ablate(MODEL, PROMPTS, component, ("layer", "pos"), method=method, directions=directions)
-    assert swept.axes == ("layer", "pos", "direction")
-    assert swept.shape == (2, 5, 2)
-    assert swept.predictions is not None
-    for layer in range(2):
-        name = hook_name(component, layer)
-        values = replacement(MODEL, PROMPTS, name, method)
-        for d, direction in enumerate(directions.double()):
-            for pos in (0, 3):
-
-                def project(x, hook, pos=pos, direction=direction, values=values):
-                    x = x.clone()
-                    for i in range(len(x)):
-                        coordinate = (x[i, pos] - values[i, pos]) @ direction / (direction @ direction)
-                        x[i, pos] = x[i, pos] - coordinate * direction
-                    return x
-
-                expected = run(MODEL, PROMPTS, [(name, project)])
-                assert_close(swept.predictions[layer, pos, d], expected, **EXACT)
-    assert len(swept.to_dataframe()) == 20
-
-
 def test_a_bridge_and_all_positions():
     model, tokens = oracles.shared_bridge(), oracles.bridge_pair()[0]
     swept = ablate(model, tokens, "mlp_out", ("layer", "pos"), at="positions")

@@ -30,7 +30,6 @@ from tests.families import open_family, token_ids
 MODEL = model_of("gpt")
 A, B = oracles.pair(MODEL, 4)
 IDS, TWO = model_of("ids"), torch.tensor([0, 4])
-STREAM: dict[str, Any] = {"component": "resid_pre"}
 POSITIONS = torch.tensor([[1, 2], [3, 5]])
 SEQUENCES = RepeatedTokens(d_vocab=6, n_ctx=5, min_period=2, max_period=3).sample(4, seed=0)
 LAST_HIDDEN = TokenSequences(SEQUENCES.ids, torch.zeros_like(SEQUENCES.predictable))
@@ -83,9 +82,6 @@ CASES: list[tuple[Any, str]] = [
     (lambda: remove(method=Replacement("mean", A.prefix(1))), "reference must"),
     (lambda: remove(method=Replacement("zero", A)), "method='zero' takes no reference"),
     (lambda: remove(method=Replacement("resample", A)), "reference is equal"),
-    (lambda: remove(directions=torch.eye(8)), "directions must"),
-    *((lambda bad=bad: remove(directions=bad, **STREAM), "directions")
-      for bad in (torch.zeros(1, 8), torch.full((1, 8), torch.nan), torch.zeros(0, 8))),
     (lambda: remove(method=Replacement("any")), "method='any' is for edges"),
     (lambda: ablate(MODEL, A[:1], method="resample"), "method='resample' needs another prompt"),
     (lambda: remove().recovered(), "do not come from a run"),
