@@ -288,7 +288,6 @@ CALLS: dict[str, Call] = {
         .squared_distances
     ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
     "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
         w.model, w.prompts, n_orders=2, **QUIET
     ),

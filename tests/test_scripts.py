@@ -11,14 +11,14 @@ import torch
 
 from analyses.support.results import Results
 from mechicl.algorithms import newton as newton_iterations
-from mechicl.algorithms import tuned_step_size
+from mechicl.algorithms import online_gradient_descent, tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.analysis import Lens
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights.construction_families import family_for, project_weights
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.constructions import gradient_descent, known_models, softmax_gradient_descent
-from mechicl.learners import squared_errors
+from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
@@ -167,6 +167,19 @@ def test_controls_have_the_shape_and_not_the_weights():
             assert not torch.allclose(made.predict(prompts), model.predict(prompts))
     before, after = (each.blocks[0].attn.W_Q.flatten().sort().values for each in (model, answers.shuffled(model, 0)))
     torch.testing.assert_close(before.double(), after)
+
+
+# ---- forgetting ----
+def test_online_gradient_descent_forgets_all_but_the_last_point():
+    prompts = LinearRegression(x_dim=4, n_context=6, noise_std=0.2).sample(3, seed=0, dtype=torch.float64)
+    errors = import_script("fu_lstm").errors_asked_again(AlgorithmLearner(online_gradient_descent), prompts)
+    assert errors[-1].max() < 1e-20  # fitted exactly as it passes
+    for p in range(3):
+        w = torch.zeros(4, dtype=torch.float64)
+        for x, y in zip(prompts.xs[p, :-1], prompts.ys[p, :-1, 0], strict=True):
+            w = w - x * (x @ w - y) / (x @ x)
+        expected = (prompts.xs[p, :-1] @ w - prompts.ys[p, :-1, 0]).square()
+        torch.testing.assert_close(errors[:, p], expected, rtol=0, atol=1e-12)
 
 
 # ---- induced weights ----

@@ -10,7 +10,7 @@
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weights, regressed_weights, sensitivities
-from mechicl.analysis.behaviour.context_use import measure_forgetting, measure_order_sensitivity
+from mechicl.analysis.behaviour.context_use import measure_order_sensitivity
 from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.fingerprints import Fingerprint, fingerprint
 from mechicl.analysis.behaviour.identification import identify
@@ -24,7 +24,7 @@ from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tune
 __all__ = [
     "Alignment", "Fingerprint", "Identification", "Match", "Regret", "SpectralLearner", "TableFingerprint", "align",
     "fingerprint", "fingerprint_on_tables", "identify", "identify_on_tables", "identify_on_tokens",
-    "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity",
+    "induced_weights", "match", "measure_order_sensitivity",
     "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
     "tuned_clipped_descent", "tuned_descent",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a learner uses its context: forgetting, and dependence on the order of the points."""
+"""How far a learner depends on the order of its context's points."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,61 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
-from mechicl.learners import Learner, prompt_batches
-from mechicl.learners.learners import predictions_at, query_predictions
-from mechicl.models import PromptedModel
+from mechicl.learners import Learner
+from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
-
-
-@dataclass(frozen=True, eq=False)
-class Forgetting(Result):
-    """Squared errors when each context point is the query after the whole context; see `measure_forgetting`."""
-
-    squared_errors: Float[Tensor, "point prompt"]
-
-    @property
-    def gaps(self) -> list[int]:
-        """Number of points that each one lies back: n - 1 for the first, 0 for the last ("time stamp gap")."""
-        return list(reversed(range(self.squared_errors.shape[0])))
-
-
-@checked
-@torch.no_grad()
-def measure_forgetting(learner: Learner, prompts: Prompts, *, progress: bool | None = None) -> Forgetting:
-    """Measure how well a learner remembers its context: predict each context point again after the whole context.
-
-    Args:
-        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
-        prompts: each query is replaced by every point of its context in turn.
-
-    Returns:
-        A `Forgetting`: `squared_errors` `[point prompt]` at each context point, averaged over the target's dimensions;
-        `gaps`, how many points back it is: n_context - 1 for the first, 0 for the last. A learner that forgets has
-        larger errors at larger gaps.
-
-    Source: Fu et al. 2024, B.5, eq. 16.
-
-    Example:
-        >>> online = AlgorithmLearner(algorithms.online_gradient_descent)
-        >>> print(measure_forgetting(online, prompts))
-    """
-    if prompts.n_context == 0 or len(prompts) == 0:
-        raise ValueError(f"measure_forgetting() needs prompts with context points to forget, got {prompts}")
-    if isinstance(learner, PromptedModel):
-        learner = Lens(learner)
-    batches, parts = list(prompt_batches(learner, prompts, copies=2)), []  # the same number of queries again
-    for part in progress_bar(batches, unit="batch", progress=progress, desc="forgetting"):
-        xs, targets = part.context.xs, part.context.ys
-        if isinstance(learner, LayerLearner):
-            predicted = learner.predict_last_queries(part, xs)[-1]
-        else:
-            predicted = torch.cat([predictions_at(learner, part.with_query(x)) for x in xs.unbind(1)], dim=1)
-        parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1).T)
-    return Forgetting(torch.cat(parts, dim=1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mechicl
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, align, measure_forgetting, measure_order_sensitivity, measure_shifted_losses, regret
+from mechicl.analysis import align, measure_order_sensitivity, measure_shifted_losses, regret
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
@@ -18,7 +18,6 @@ from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner, squared_er
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities
-from tests.analysis.behaviour.conftest import Bare
 
 NOISY = LinearRegression(x_dim=2, n_context=5, noise_std=0.5)
 
@@ -141,26 +140,6 @@ MODEL = HookedTransformer(
         attention="softmax", normalization_type="LN", initializer_range=0.4, dtype="float64",
     ), seed=5,
 ).eval()  # fmt: skip
-
-
-def test_online_gradient_descent_forgets_all_but_the_last_point():
-    errors = measure_forgetting(ONLINE, PROMPTS)
-    assert errors.gaps == [5, 4, 3, 2, 1, 0]
-    assert errors.squared_errors[-1].max() < 1e-20  # fitted exactly as it passes
-    assert errors.to_dataframe()["squared_errors_low"][0] > 0
-    for p in range(3):
-        w = np.zeros((4, 1))
-        for x, y in zip(PROMPTS.xs[p, :-1].numpy(), PROMPTS.ys[p, :-1].numpy(), strict=True):
-            w = w - x[:, None] @ (x[None] @ w - y) / (x @ x)
-        expected = ((PROMPTS.xs[p, :-1].numpy() @ w - PROMPTS.ys[p, :-1].numpy()) ** 2)[:, 0]
-        np.testing.assert_allclose(errors.squared_errors[:, p].numpy(), expected, atol=1e-12)
-
-
-def test_forgetting_of_a_model_is_that_of_separate_prompts():
-    expected = measure_forgetting(Bare(MODEL), PROMPTS).squared_errors
-    for learner in (Lens(MODEL), MODEL):
-        with mechicl.settings(memory=7 * 2e5):
-            torch.testing.assert_close(measure_forgetting(learner, PROMPTS).squared_errors, expected)
 
 
 def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
