@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
 from mechicl.analysis.interventions.patching import make_experiment, make_grid
-from mechicl.analysis.interventions.runs import replacing_hook
+from mechicl.analysis.interventions.runs import position_of, replacing_hook
 from mechicl.base.arguments import checked
 from mechicl.base.threads import holding, holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
@@ -284,7 +284,7 @@ class PatchingSession:
             with holding(self.model):
                 (metrics,) = experiment.run_cells(baseline, cells[:at_once], values).values.values()
             shares = (metrics[:, 0] - result.corrupted_metric) / (result.clean_metric - result.corrupted_metric)
-            places = [(site.layer, _position(site) or 0) for (site,) in cells[:at_once]]
+            places = [(site.layer, position_of(site) or 0) for (site,) in cells[:at_once]]
             yield [(*place, share) for place, share in zip(places, shares.tolist(), strict=True)]
             cells = cells[at_once:]
             at_once = max(1, int(at_once * min(4, 0.1 / (time.perf_counter() - started))))
@@ -303,7 +303,7 @@ class PatchingSession:
             return ""
         if adds_nothing([]):
             return "no effect: both runs have the same activation here, or nothing that follows reads it"
-        there = [each for each in later if _position(each) in (None, _position(site))]
+        there = [each for each in later if position_of(each) in (None, position_of(site))]
         hiding = next((each for each in there if adds_nothing([each])), None)
         return f"hidden by {hiding or 'later patches'}, which replace{'s' if hiding else ''} all that it changes"
 
@@ -388,10 +388,6 @@ class PatchingSession:
     def _tokens_code(self, name: str, number: int) -> str:
         part = f"{name}[{number}:{number + 1}]"
         return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
-
-
-def _position(site: Site) -> int | None:
-    return site.query if site.pos is None else site.pos
 
 
 def _check_number(which: str, number: int, n_prompts: int) -> int:

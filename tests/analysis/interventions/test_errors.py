@@ -87,7 +87,6 @@ CASES: list[tuple[Any, str]] = [
     (lambda: remove().recovered(), "do not come from a run"),
     (lambda: sweep().recovered_interval(1), "one index per axis"),
     (lambda: sweep().effect("los"), "no metric 'los'"),
-    (lambda: ablate(IDS, ids(0, n_pos=5), metrics=first).measure("again", first), "were not kept"),
     (lambda: patch(IDS, ids(0, n_pos=5), ids(1, n_pos=5)).effect(), "no metric yet"),
     (lambda: session(A, A.prefix(1)), "5 positions and corrupted ones 3"),
     (lambda: session(A, ids(0)), "prompts and token ids"),
