@@ -325,6 +325,7 @@ NO_PROMPTS, NO_CONTEXT = SIX[:0], SIX.prefix(0)
 LINEAR, MODEL = (random_model(cfg).eval() for cfg in (TOKENS.replace(attention="linear"), POINTS))
 PAIRED = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4)).eval()
 MOMENTUM = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, keys="causal", momentum=0.5)).eval()
+NORMED = random_model(TOKENS.replace(normalization_type="RMS", norm_location="after")).eval()
 LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
 
 
@@ -354,12 +355,14 @@ def score(**options: Any):
     # ---- the dual form ----
     *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
       for n in (-1, 6)],
-    (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
-    (lambda: read_dual_form(bridge(), SIX), r"reads token ids \[prompt pos\], got"),
+    (lambda: read_dual_form(bridge(), IDS), "attention of a HookedTransformer, got TransformerBridge"),
+    (lambda: read_dual_form(LINEAR, IDS, 3), "layer must be 0 to 2, got 3"),
+    (lambda: read_dual_form(LINEAR, SIX), r"reads token ids \[prompt pos\], got"),
     *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]")
       for bad in (IDS[0], IDS[:, :0], IDS.double())],
-    (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
-    (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
+    (lambda: read_dual_form(MOMENTUM, SIX), r"got momentum=0\.5"),
+    (lambda: read_dual_form(NORMED, IDS), "norms the sum of its heads' outputs"),
+    (lambda: read_dual_form(LSTM, SIX), "HookedTransformer, got HookedLSTM"),
     # ---- copying ----
     (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
     *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
