@@ -44,7 +44,6 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, progress: bool | None = N
         An `Alignment` with one value per prompt `[prompt]`: `prediction_distance` (L2 norm of the difference of the
         predictions, in the targets' unit), `sensitivity_cosine` (from -1 to 1, between their derivatives d prediction /
         d query; NaN where one is zero) and `sensitivity_distance` (L2 norm of the difference of the derivatives).
-        `intervals()` has the means with 95% intervals over prompts.
 
     Source: von Oswald et al. 2023, section 3.
 

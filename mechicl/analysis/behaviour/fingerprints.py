@@ -68,7 +68,7 @@ class Violations(Result):
 
     @property
     def near(self) -> list[str]:
-        """The properties that nearly hold: violations are not rounding, and at most 1% of the squared predictions."""
+        """The properties that nearly hold."""
         return [name for name, how in self.standing.items() if how == "nearly"]
 
     @property
@@ -331,10 +331,6 @@ def fingerprint(
         task: distribution of the prompts. Where targets are classes, properties of targets have no meaning.
         n_prompts: number of prompts; each property takes one to three predictions of them.
         seed: seed of the prompts and of the changes.
-
-    Returns:
-        A `Fingerprint`: `violation(name)` with an interval, `description` in a sentence, the measured `filter()`,
-        `influence` of points by age, `robustness`; `viz.plot` draws it.
 
     Example:
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)

@@ -100,10 +100,6 @@ def fingerprint_on_tables(
         n_queries: rows to predict of each table.
         seed: seed of the tables and of the changes.
 
-    Returns:
-        A `TableFingerprint`: `violation(name)` with an interval over tables, `description` in a sentence, `influence`
-        and `locality`, `overconfidence`.
-
     Raises:
         ValueError: the learner does not predict finite numbers.
 

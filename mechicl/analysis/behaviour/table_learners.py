@@ -135,9 +135,8 @@ def identify_on_tables(
         seed: seed of the tables to fit on; the held-out ones have `seed + 1`.
 
     Returns:
-        An `Identification`: `answer.name` is a family, or "none of these"; `matches` has their distances, and
-        `fingerprint` the learner's properties (`fingerprint_on_tables`). Its
-        `confidence` is NaN: none is calibrated for tables.
+        An `Identification` whose `fingerprint` is that of `fingerprint_on_tables`, and whose `confidence` is NaN: none
+        is calibrated for tables.
 
     Raises:
         ValueError: `families` has an unknown name, or the learner does not predict finite numbers.

@@ -86,10 +86,9 @@ def identify_on_tokens(
         n_prompts: number of sequences to draw from the task, with `seed`.
 
     Returns:
-        A `TokenIdentification`: `best` is the name of the nearest learner; `divergences[name]` `[point prompt]` is the
-        Kullback-Leibler divergence KL(network ‖ learner) of next-token distributions in nats, nearest learner first;
-        `divergence(name)` is its mean over points with a 95% interval over prompts, `gap(name)` is that minus the
-        divergence of `best`, and `points` the number of tokens before each prediction.
+        A `TokenIdentification`: `divergences[name]` `[point prompt]` is the Kullback-Leibler divergence
+        KL(network ‖ learner) of next-token distributions in nats, nearest learner first, `divergence(name)` its mean
+        over points, and `points` the number of tokens before each prediction.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 

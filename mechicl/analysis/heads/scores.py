@@ -127,8 +127,6 @@ def score_heads(
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 
-    Shows which heads are induction, previous-token or copying heads.
-
     A score of attention is the sum of the pattern from one position to some keys, from 0 to 1. Patterns without a
     softmax may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
     weights, and 0 for a position that attends to nothing. On token ids:

@@ -253,14 +253,6 @@ def test_mixtures_of_two_contexts_are_what_a_mixed_prompt_gives(known):
     assert result.score.mean > 0.999
 
 
-@pytest.mark.slow
-def test_newtons_method_comes_first_in_its_own_model():
-    known = next(known for known in known_models() if known.name == "Newton, 3 iterations")
-    result = rank_hypotheses(known.model, known.task, n_prompts=24, with_likeness=False, progress=False)
-    assert result.best.hypothesis == "Newton, 3 iterations, answered at the end"
-    assert result.best.score.mean > 0.99
-
-
 def test_the_nearest_family_by_predictions_is_reported_too():
     model = gradient_descent(**SIZES, step_size=0.2, steps=2)
     hypotheses = [Hypothesis(kind(2, step_size=0.2)) for kind in (QueryDescent, ResidualDescent)]
