@@ -10,11 +10,10 @@
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weights, regressed_weights, sensitivities
-from mechicl.analysis.behaviour.context_use import measure_order_sensitivity
 from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.fingerprints import Fingerprint, fingerprint
 from mechicl.analysis.behaviour.identification import identify
-from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
+from mechicl.analysis.behaviour.losses import Regret, measure_order_sensitivity, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
 from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint, fingerprint_on_tables
 from mechicl.analysis.behaviour.table_learners import identify_on_tables

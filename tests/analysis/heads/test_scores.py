@@ -365,11 +365,10 @@ def score(**options: Any):
     (lambda: read_dual_form(LSTM, SIX), "HookedTransformer, got HookedLSTM"),
     # ---- copying ----
     (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
-    *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
-      for p in (NO_PROMPTS, NO_CONTEXT)],
+    *[(lambda p=p: measure_target_copying(MODEL, p), "at least two prompts and one context point")
+      for p in (SIX[:1], NO_CONTEXT)],
     *[(lambda layer=layer: measure_target_copying(MODEL, SIX, layer), "layer must be 0 to 1, got")
       for layer in (-1, 2)],
-    (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
 ])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):

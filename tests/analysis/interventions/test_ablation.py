@@ -158,7 +158,7 @@ def test_hooks_of_the_user_take_effect():
     model.reset_hooks()
 
 
-@pytest.mark.parametrize("family", ["Llama", "OPT", "GPT-J", "StableLM"])
+@pytest.mark.parametrize("family", ["Llama", "OPT", "GPT-J", "StableLM", "Granite"])
 def test_paths_of_bridges_are_those_of_the_plain_model(family):
     """The write of a head goes through the plain model's own modules."""
     model, plain = open_family(family)
@@ -178,6 +178,7 @@ def test_paths_of_bridges_are_those_of_the_plain_model(family):
         write, block = plain.get_submodule(out[0]), plain.get_submodule(query[0].split(f".{to}.")[0])[to]
         with torch.no_grad():
             change = write(new_z.flatten(2)) - write(z[layer].flatten(2))
+            change = change * getattr(plain.config, "residual_multiplier", 1.0)  # Granite's
             normed = block.get_submodule(model.blocks[to].ln1.name)(streams[to] + change)
             received = plain.get_submodule(query[0])(normed).unflatten(-1, z[to].shape[2:])
 

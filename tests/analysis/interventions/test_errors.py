@@ -77,7 +77,7 @@ CASES: list[tuple[Any, str]] = [
     (lambda: patch_paths(model_of("clipped"), A, B), "clips its stream"),
     (lambda: patch_paths(shared_bridge("llama"), ids(0), ids(1), "k"), "receiver must be 'q'"),
     *((lambda name=name: patch_paths(open_family(name)[0], token_ids(0), token_ids(1)), "no direct paths")
-      for name in ("Granite", "BERT", "Gemma 2")),
+      for name in ("OLMo 2", "Gemma 2")),
     (lambda: remove(component="attn_scores", method="zero"), "scores of zero"),
     (lambda: remove(method=Replacement("mean", A.prefix(1))), "reference must"),
     (lambda: remove(method=Replacement("zero", A)), "method='zero' takes no reference"),
@@ -97,7 +97,6 @@ CASES: list[tuple[Any, str]] = [
      "ignores edits at 'blocks.1.attn.hook_pattern'"),
     (lambda: corrupt(A[:1], "query"), "kind='query' needs at least 2 prompts"),
     (lambda: corrupt(A.prefix(1), "labels"), "at least 2 context points"),
-    (lambda: corrupt_tokens(ids(0, 1), "sequence"), "at least 2 sequences"),
     (lambda: corrupt_tokens(torch.zeros(1, 3, dtype=torch.int64)), "d_vocab must be at least 2"),
     *((metric_of(bad), "'bad' must return one number per prompt") for bad in
       (lambda p: p, lambda p: p.mean(), lambda p: p[:, :1], lambda p: p[:2, 0], lambda p: [1.0] * 3)),
