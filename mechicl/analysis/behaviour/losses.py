@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms.references import references as task_references
@@ -16,7 +16,7 @@ from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
 from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at, query_predictions
 from mechicl.learners.token_learners import named_token_learners, sequence_batches
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
@@ -171,10 +171,7 @@ def _on_tokens(
     if loss not in (None, "nats"):
         raise ValueError(f"loss={loss!r} is for prompts of points; tokens are measured in 'nats'")
     sequences = task.sample(n_prompts, seed=seed)
-    scored = sequences.predictable[:, 1:].all(0)
-    if not scored.any():
-        raise ValueError(f"sequences of {task} have no position in common that is predicted: there is no curve")
-    places = scored.nonzero().flatten()[-1 if at == "query" else 0 :]
+    places = scored_places(sequences, task)[-1 if at == "query" else 0 :]
     batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2)))
     return (
         "nats",
@@ -182,6 +179,14 @@ def _on_tokens(
         batches,
         lambda part, name: token_losses(learners[name], part)[:, places],
     )
+
+
+def scored_places(sequences: TokenSequences, task: Any) -> Int[Tensor, "point"]:
+    """Return the positions read at which all sequences have a token to predict; a ValueError if there is none."""
+    places = sequences.predictable[:, 1:].all(0).nonzero().flatten()
+    if not len(places):
+        raise ValueError(f"sequences of {task} have no position in common that is predicted")
+    return places
 
 
 def _on_points(
