@@ -13,7 +13,7 @@ from analyses.support.script import Option, script
 from analyses.support.unlisted import halves, unlisted
 from mechicl import constructions
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, NONE, PRICE, match_weights, totals
+from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, NONE, PRICE, family_weights, totals
 from mechicl.constructions import hide, known_models
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
@@ -252,7 +252,7 @@ def _score(cases: Sequence[Measured], evidence: float, price: float, elsewhere: 
     """The mean logarithm of the probability of what is right."""
     logs = []
     for case, result in cases:
-        weights = totals(result.matches, match_weights(result.matches, evidence, price, elsewhere))
+        weights = totals(result.matches, family_weights(result.matches, evidence, price, elsewhere))
         logs.append(math.log(max(sum(weights.get(name, 0.0) for name in case.rights), LEAST)))
     return sum(logs) / len(logs)
 

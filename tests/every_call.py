@@ -287,7 +287,6 @@ CALLS: dict[str, Call] = {
         .squared_distances
     ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
     "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
         w.model, w.prompts, n_orders=2, **QUIET
     ),
@@ -296,7 +295,6 @@ CALLS: dict[str, Call] = {
     ),
     "analysis.behaviour.induced_weights": lambda w: behaviour.induced_weights(w.learner, w.prompts),
     "analysis.behaviour.sensitivities": lambda w: behaviour.sensitivities(w.model, w.prompts),
-    "analysis.behaviour.measure_outside_span": lambda w: behaviour.measure_outside_span(w.descent, w.prompts, **QUIET),
     "analysis.behaviour.regressed_weights": lambda w: behaviour.regressed_weights(
         w.model, w.prompts, w.others.xs[:, -1]
     ),

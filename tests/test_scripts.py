@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from analyses.support.results import Results
-from mechicl.algorithms import tuned_step_size
+from mechicl.algorithms import newton as newton_iterations
+from mechicl.algorithms import online_gradient_descent, tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
+from mechicl.analysis import Lens
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights.construction_families import family_for, project_weights
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.constructions import gradient_descent, known_models, softmax_gradient_descent
-from mechicl.learners import squared_errors
+from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
@@ -165,6 +167,39 @@ def test_controls_have_the_shape_and_not_the_weights():
             assert not torch.allclose(made.predict(prompts), model.predict(prompts))
     before, after = (each.blocks[0].attn.W_Q.flatten().sort().values for each in (model, answers.shuffled(model, 0)))
     torch.testing.assert_close(before.double(), after)
+
+
+# ---- forgetting ----
+def test_online_gradient_descent_forgets_all_but_the_last_point():
+    prompts = LinearRegression(x_dim=4, n_context=6, noise_std=0.2).sample(3, seed=0, dtype=torch.float64)
+    errors = import_script("fu_lstm").errors_asked_again(AlgorithmLearner(online_gradient_descent), prompts)
+    assert errors[-1].max() < 1e-20  # fitted exactly as it passes
+    for p in range(3):
+        w = torch.zeros(4, dtype=torch.float64)
+        for x, y in zip(prompts.xs[p, :-1], prompts.ys[p, :-1, 0], strict=True):
+            w = w - x * (x @ w - y) / (x @ x)
+        expected = (prompts.xs[p, :-1] @ w - prompts.ys[p, :-1, 0]).square()
+        torch.testing.assert_close(errors[:, p], expected, rtol=0, atol=1e-12)
+
+
+# ---- induced weights ----
+def test_weights_of_newton_stay_in_the_span_and_those_of_a_random_model_do_not():
+    cfg = TransformerConfig(x_dim=4, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12,
+                            attention="softmax", initializer_range=0.4, dtype="float64")  # fmt: skip
+    prompts = LinearRegression(x_dim=4, n_context=6, inputs="gaussian").sample(30, seed=0, dtype=torch.float64)
+    prompts.xs[:15, 1] = prompts.xs[:15, 0]  # these two span no more than one
+    shares_outside = import_script("fu_weights").shares_outside_span
+    newton = newton_iterations(prompts, steps=[1, 6], with_weights=True)
+    assert shares_outside(newton, prompts)[:, 1:].max() < 1e-18
+    assert shares_outside(newton, prompts)[:, 0].isnan().all()  # no points, no weights
+    random = Lens(HookedTransformer(cfg, seed=5).eval()).trajectory(prompts, with_weights=True)
+    shares = shares_outside(random, prompts)[-1]
+    torch.testing.assert_close(shares[0], torch.ones(30, dtype=torch.float64))
+    assert random.weights is not None
+    for prompt in (0, 20):
+        weights, xs = random.weights[-1, prompt, 2, :, 0], prompts.xs[prompt, :2]
+        outside = weights - xs.mT @ torch.linalg.lstsq(xs.mT, weights[:, None], driver="gelsd").solution[:, 0]
+        torch.testing.assert_close(shares[2, prompt], outside.square().sum() / weights.square().sum())
 
 
 def test_slopes_of_a_trajectory_are_the_weights_of_descent():

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from analyses.support.script import Option, script
 from mechicl import algorithms, viz
-from mechicl.analysis import Lens, match, measure_forgetting
+from mechicl.analysis import Lens, match
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, squared_errors
 from mechicl.prompts import Prompts
@@ -52,19 +56,17 @@ def compare(args: Any) -> Comparison:
     square = prompts.ys.double().square().mean((1, 2))  # of each prompt's targets
     losses = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
     by_points = {name: [ratio_interval(point, square) for point in loss.T] for name, loss in losses.items()}
-    forgotten = {name: measure_forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
-    for name, result in forgotten.items():
-        first, last = result.squared_errors[0], result.squared_errors[-1]
+    forgotten = {name: errors_asked_again(learner, prompts) for name, learner in learners.items() if name != "OLS"}
+    for name, errors in forgotten.items():
+        first, last = errors[0], errors[-1]
         again = f"forgetting: MSE / E y² of the first point asked again, {name}"
         rows.append(Row(again, None, ratio_interval(first, square), "prompts"))
         rows.append(Row(f"forgetting: first minus last point, {name}",
                         "positive for LSTM and online GD, 0 for Newton (Fig. 14)",
                         ratio_interval(first - last, square), "prompts"))  # fmt: skip
-    gaps = {
-        name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
-    }
+    gaps = {name: [ratio_interval(point, square) for point in errors] for name, errors in forgotten.items()}
     title, points = "Loss by number of context points", list(range(task.n_context + 1))
-    since = forgotten["transformer"].gaps
+    since = list(reversed(range(task.n_context)))
     figures = [
         Section(title, "Means with 95% intervals over prompts (Fig. 14, left).",
                 viz.interval_lines(title, "context points", "MSE / E y²", points, by_points)),
@@ -79,6 +81,12 @@ def compare(args: Any) -> Comparison:
         f"12-layer transformer and 10-layer LSTM with d = 20 and 40 points."
     )
     return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures)
+
+
+def errors_asked_again(learner: Learner, prompts: Prompts) -> Float[Tensor, "point prompt"]:
+    """Squared errors if each context point is the query after the whole context (B.5, eq. 16)."""
+    places = ([*range(prompts.n_context), t] for t in range(prompts.n_context))
+    return torch.stack([squared_errors(learner, Prompts(prompts.xs[:, at], prompts.ys[:, at]))[:, 0] for at in places])
 
 
 def _similarities(

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from analyses.support.script import script
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match
-from mechicl.analysis.behaviour import measure_outside_span
 from mechicl.analysis.behaviour.alignment import similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Trajectory
@@ -43,16 +46,16 @@ def compare(args: Any) -> Comparison:
             known = "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None
             quantity = f"cosine of weights at {d} points (n = d), layer {layer} and {name}"
             rows.append(over_models(quantity, [layers[layer] for layers in at_d[name]], checkpoint, known))
-    spans = [measure_outside_span(readouts, prompts) for readouts in all_readouts]
-    span = spans[0]
-    lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
+    spans = [[[interval(share, within=(0, 1)) for share in shares] for shares in shares_outside_span(each, prompts)]
+             for each in trajectories]  # fmt: skip
+    lines = {f"layer {layer}": spans[0][layer][1:d] for layer in range(1, n_layers + 1)}
     words = ("Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
              "random weights would have 1 - n/d.")  # fmt: skip
     drawn = viz.interval_lines("Outside the span", "context points", "share", list(range(1, d)), lines)
     figures.append(Section("Share of the weights outside the span of the points seen", words, drawn))
     for t in range(1, d):
         quantity, note = f"share outside the span of {t} points, last layer", f"random weights: {1 - t / d:.2f}"
-        values = [each.by_point()[t] for each in spans]
+        values = [by_layer[-1][t] for by_layer in spans]
         rows.append(over_models(quantity, values, checkpoint, "near 0 (Fig. 15)", note))
     lead = (
         f"Induced weights of {checkpoint.name}: exact derivatives of each layer's readout with respect to the query, "
@@ -66,6 +69,26 @@ def _cosines(trajectory: Trajectory, reference: Trajectory, prompts: Prompts) ->
     best = match(trajectory, reference, prompts, similarity="weights").best_columns()
     cosines = similarity_of_weights(trajectory, reference)
     return {layer: [interval(v[v.isfinite()]) for v in cosines[layer, best[layer]].T] for layer in range(len(cosines))}
+
+
+def shares_outside_span(trajectory: Trajectory, prompts: Prompts) -> Float[Tensor, "step point prompt"]:
+    """Shares of the weights' squared norm outside the span of the inputs of the first points (C.4, eq. 42).
+
+    Entry t of `point` is after t points: 1 after none, NaN for weights of 0. Weights that are a polynomial in XᵀX times
+    XᵀY, as those of gradient descent, Newton's method and ridge regression, stay in the span.
+    """
+    assert trajectory.weights is not None
+    weights, shares = trajectory.weights.detach().double(), []
+    for t in range(prompts.n_context + 1):
+        outside = weights[:, :, t]
+        if t:
+            # right singular vectors with a singular value above rounding are an orthonormal basis of the inputs' span,
+            # also where points repeat; the others become 0, and project nothing out
+            _, singular, directions = torch.linalg.svd(prompts.xs[:, :t].to(weights), full_matrices=False)
+            basis = directions * (singular > 1e-10 * singular[:, :1])[..., None]
+            outside = outside - basis.mT @ (basis @ outside)
+        shares.append(outside.square().sum((-2, -1)) / weights[:, :, t].square().sum((-2, -1)))
+    return torch.stack(shares, dim=1)
 
 
 if __name__ == "__main__":

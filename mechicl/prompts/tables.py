@@ -101,6 +101,10 @@ class Tables:
 
         return Prompts(each(filled), each(self.ys))
 
+    def means(self, values: Float[Tensor, "prompt *any"]) -> Float[Tensor, "table *any"]:
+        """Average values of `prompts()` over the rows to predict of each table."""
+        return values.unflatten(0, (-1, self.n_queries)).mean(1)
+
     def to(self, *args: Any, **kwargs: Any) -> "Tables":
         """Move to another device or dtype, with the arguments of `Tensor.to`."""
         return Tables(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs), self.n_context)

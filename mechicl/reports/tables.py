@@ -148,7 +148,7 @@ class OfTables(Kind):
     def _by_table(self, learner: Any) -> Tensor:
         """Squared errors of a learner, summed over classes: means of the rows to predict of each table."""
         errors = squared_errors(learner, self.held_out)[:, 0] * self.held_out.y_dim
-        return errors.unflatten(0, (-1, self._tables.n_queries)).mean(1)
+        return self._tables.means(errors)
 
     @cached_property
     def squared_errors(self) -> Tensor:

@@ -21,7 +21,7 @@ from tests.comparing import has_nan
 from tests.strategies import random_model
 
 TASK = LinearRegression(x_dim=2, n_context=4)
-PROMPTS, OTHERS = TASK.sample(32, seed=0), TASK.sample(32, seed=1)
+PROMPTS = TASK.sample(32, seed=0)
 RIDGE = AlgorithmLearner(algorithms.ridge, {"penalty": 0.1})
 PAIRED = TransformerConfig(x_dim=2, n_context=4, n_layers=2)
 CHAINS = MarkovChains(d_vocab=3, n_ctx=8)
@@ -34,10 +34,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "match": lambda model: analysis.match(model, LEAST_SQUARES, PROMPTS, **QUIET),
     "identify": lambda model: analysis.identify(model, TASK, n_prompts=32, with_limits=False, steps=1, **QUIET),
     "regret": lambda model: analysis.regret(model, TASK, n_prompts=16, **QUIET),
-    "patch": lambda model: analysis.patch(model, PROMPTS, OTHERS, **QUIET),
-    "ablate": lambda model: analysis.ablate(model, PROMPTS, **QUIET),
-    "attribute": lambda model: analysis.attribute(model, PROMPTS, OTHERS, **QUIET),
-    "score_edges": lambda model: analysis.score_edges(model, PROMPTS, **QUIET),
     "fit_readouts": lambda model: analysis.fit_readouts(model, PROMPTS, **QUIET),
 }
 TOKEN_CALLS: dict[str, Callable[[Any], Any]] = {

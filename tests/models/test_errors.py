@@ -227,7 +227,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: patched(layers(), "pattern"), "or 'fused'"),
     (lambda: patched(layers(), "result"), "a wrapped module does not have it"),
     (lambda: Lens(layers()).trajectory(PROMPTS), "unembed="),
-    (lambda: patch_paths(layers(), PROMPTS, corrupt(PROMPTS, "labels")), "no attention layers"),
+    (lambda: patch_paths(layers(), PROMPTS, corrupt(PROMPTS, "labels")), "edges are cut in a HookedTransformer"),
     (lambda: score_heads(layers()), r"attention="),
     (lambda: composition_scores(layers()), "composition|W_Q|weights"),
     *((lambda use=use: use(unused(), PROMPTS, corrupt(PROMPTS, "labels"), "z"), "named as 'z', does not run: name")

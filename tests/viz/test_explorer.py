@@ -239,7 +239,7 @@ def test_the_preview_equals_a_sweep_of_patch(component, head):
     while explorer.background["left"]:
         send(explorer, "more")
         sizes.append(len(explorer.background["effects"]))
-    assert len({*sizes}) > 2  # in several pieces
+    assert len({*sizes}) >= 2  # in several pieces
     session, along = explorer.session, "query" if component == "pattern" else "pos"
     axes = {"layer": None, along: None} | ({} if head is None else {"head": [head]})
     swept = patch(session.model, session.clean[1:2], session.corrupted[1:2], component, axes, progress=False)

@@ -44,7 +44,6 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, progress: bool | None = N
         An `Alignment` with one value per prompt `[prompt]`: `prediction_distance` (L2 norm of the difference of the
         predictions, in the targets' unit), `sensitivity_cosine` (from -1 to 1, between their derivatives d prediction /
         d query; NaN where one is zero) and `sensitivity_distance` (L2 norm of the difference of the derivatives).
-        `intervals()` has the means with 95% intervals over prompts.
 
     Source: von Oswald et al. 2023, section 3.
 
@@ -130,9 +129,7 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
     return cosines.clamp(-1, 1)
 
 
-def similarity_by_prefix(
-    a: Trajectory, b: Trajectory, prompts: Prompts
-) -> tuple[Float[Tensor, "step_a step_b prompt"], Float[Tensor, "step_a step_b point"]]:
+def similarity_by_prefix(a: Trajectory, b: Trajectory, prompts: Prompts) -> Float[Tensor, "step_a step_b prompt"]:
     """Cosine between the errors of two learners for each number of points before, over all prompts.
 
     In `similarity_of_errors`, a cosine along each prompt, prefixes with large errors decide: without noise those with
@@ -140,8 +137,8 @@ def similarity_by_prefix(
     counts equally.
 
     Returns a term for each prompt, whose mean is the mean over n of the cosines and whose spread gives its interval
-    (delta method), and the cosines for n = 1, 2, ... If one learner makes no error after n points (below 4e-6 of the
-    targets in float32, 1e-10 in float64), the cosine is 0; if neither does, NaN, and n is left out.
+    (delta method). If one learner makes no error after n points (below 4e-6 of the targets in float32, 1e-10 in
+    float64), the cosine is 0; if neither does, n is left out.
     """
     shape = a.predictions.shape[2]
     sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-min(shape, prompts.n_context) :]
@@ -161,7 +158,7 @@ def similarity_by_prefix(
     squares_a = einsum(unit_a.square().mean(-1), cosines, "a prompt point, a b point -> a b prompt")
     squares_b = einsum(unit_b.square().mean(-1), cosines, "b prompt point, a b point -> a b prompt")
     products = products - (squares_a + squares_b) / 2 + cosines.sum(-1, keepdim=True)
-    return products / counted.sum(-1, keepdim=True), cosines.masked_fill(~counted, math.nan)
+    return products / counted.sum(-1, keepdim=True)
 
 
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.fingerprints import Fingerprint
 from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
-from mechicl.base.arguments import NonNegative, Positive, checked
+from mechicl.base.arguments import checked
 from mechicl.learners import Learner
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import COSINE
@@ -29,39 +29,6 @@ way on all of them. The numbers were chosen on variations of known models and on
 """
 HERE, AWAY = 0.01, 10.0  # a family within this distance on the task's prompts, and this many times farther on others
 _N_RESAMPLES = 200
-
-
-def family_weights(
-    distances: Float[Tensor, "family prompt"],
-    n_fitted: Sequence[int],
-    scale: float,
-    *,
-    evidence: Positive = EVIDENCE,
-    price: NonNegative = PRICE,
-    elsewhere: Positive = ELSEWHERE,
-    seed: int = 0,
-) -> Float[Tensor, "family"]:
-    """Compute the probability of each family from its distance and its simplicity; the rest of 1 is "none of these".
-
-    With D a family's mean distance relative to the `scale` (the model's mean squared prediction, of which 1e-10 is
-    added for rounding) and k its fitted numbers, its weight is `D^(-(N - c k)/2)`: the likelihood of N (`evidence`)
-    observations with an unknown variance, of which every fitted number takes c (`price`; 1 in Bayes' rule with a flat
-    prior). Everything outside the families has the weight of a family at the distance `elsewhere`. Weights are averaged
-    over resampled prompts. Source: Schwarz 1978; Efron 1979.
-    """
-    if len(n_fitted) != len(distances):
-        raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
-    if math.isnan(scale):  # the model predicts NaN: nothing is known, not even that it is none of these
-        return torch.full((len(distances),), math.nan, dtype=torch.float64)
-    scale = max(scale, 1e-300)
-    values = torch.cat([distances.double() / scale, torch.full_like(distances[:1].double(), elsewhere)])
-    finite, n = values.isfinite().all(1), values.shape[1]
-    drawn = torch.randint(n, (_N_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
-    counts = torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
-    means = values.masked_fill(~finite[:, None], 1.0) @ counts.T / n + ROUNDING
-    taken = price * torch.tensor([*n_fitted, 0])[:, None].double()
-    scores = -0.5 * (evidence - taken) * means.log()
-    return scores.masked_fill(~finite[:, None], -math.inf).softmax(0).mean(1)[:-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +67,26 @@ class FamilyMatch(Result):
         return self.name.split(",")[0]
 
 
-def match_weights(
+def family_weights(
     matches: Sequence[FamilyMatch], evidence: float = EVIDENCE, price: float = PRICE, elsewhere: float = ELSEWHERE
 ) -> Float[Tensor, "match"]:
-    """Return the probability of each match by its distances on all changes (`family_weights`); 0 if it is excluded."""
+    """Compute the probability of each match from its distances and its simplicity; the rest of 1 is "none of these".
+
+    With D its mean distance on all changes (1e-10 is added for rounding) and k its fitted numbers, its weight is
+    `D^(-(N - c k)/2)`: the likelihood of N (`evidence`) observations with an unknown variance, of which every fitted
+    number takes c (`price`; 1 in Bayes' rule with a flat prior). Everything outside the families has the weight of a
+    family at the distance `elsewhere`. Weights are averaged over resampled prompts; those of excluded matches are 0.
+    Source: Schwarz 1978; Efron 1979.
+    """
     rows = [torch.full_like(m.changed_distances, math.inf) if m.excluded else m.changed_distances for m in matches]
-    n_numbers = [match.n_fitted + match.n_given for match in matches]
-    return family_weights(torch.stack(rows), n_numbers, 1.0, evidence=evidence, price=price, elsewhere=elsewhere)
+    values = torch.stack([*rows, torch.full_like(rows[0], elsewhere)]).double()
+    finite, n = values.isfinite().all(1), values.shape[1]
+    drawn = torch.randint(n, (_N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
+    counts = torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
+    means = values.masked_fill(~finite[:, None], 1.0) @ counts.T / n + ROUNDING
+    n_numbers = torch.tensor([*(match.n_fitted + match.n_given for match in matches), 0])
+    scores = -0.5 * (evidence - price * n_numbers[:, None].double()) * means.log()
+    return scores.masked_fill(~finite[:, None], -math.inf).softmax(0).mean(1)[:-1]
 
 
 def totals(matches: Sequence[FamilyMatch], weights: Float[Tensor, "match"]) -> dict[str, float]:
@@ -190,7 +170,7 @@ class Identification(Result):
 
     @cached_property
     def _weights(self) -> Tensor:
-        return match_weights(self.matches)
+        return family_weights(self.matches)
 
     @property
     def verdict(self) -> str:

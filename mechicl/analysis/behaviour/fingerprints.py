@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.losses import are_classes
-from mechicl.base.arguments import ArgumentError, Count, at_least, checked
+from mechicl.base.arguments import ArgumentError, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
@@ -29,7 +29,6 @@ NEARLY = 0.01
 N_DIRECTIONS = 4  # eigenvectors of each context that the filter is measured along
 CLUSTERED = 0.01  # squared distance of neighbouring weights, relative to a Gaussian's, of a set of tasks
 N_QUERIES = 8  # directions of the query that imply weights
-OUTLIER = 30.0  # the change of one target, in units of the targets' root mean square
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ class Violations(Result):
 
     @property
     def near(self) -> list[str]:
-        """The properties that nearly hold: violations are not rounding, and at most 1% of the squared predictions."""
+        """The properties that nearly hold."""
         return [name for name, how in self.standing.items() if how == "nearly"]
 
     @property
@@ -98,11 +97,6 @@ class Fingerprint(Violations):
             them: the filter λ f(λ), 1 for least squares, `[direction prompt]`.
         influence: squared change of the prediction by a change of one point's target, `[point prompt]`, relative to the
             size of that change; the last point is the nearest in time.
-        distances: distance of each point from the query, `[point prompt]`.
-        robustness: how much less a large change of one target moves the prediction than a small one, in proportion,
-            `[prompt]`: 1 for a linear learner, 0 where one point's influence is bounded.
-        noise_response: squared change of the prediction by noise on all targets, relative to the noise's mean square,
-            `[prompt]`; NaN where targets are classes.
         clustering: how near the weights that a prompt's predictions imply are to those of the most similar other one,
             `[prompt]`: squared distances relative to the mean of Gaussian weights of the same covariance; about 1 for a
             learner of any task, 0 for one that chooses from a set of tasks; NaN where targets are classes.
@@ -112,9 +106,6 @@ class Fingerprint(Violations):
     eigenvalues: Float[Tensor, "direction prompt"]
     responses: Float[Tensor, "direction prompt"]
     influence: Float[Tensor, "point prompt"]
-    distances: Float[Tensor, "point prompt"]
-    robustness: Float[Tensor, "prompt"]
-    noise_response: Float[Tensor, "prompt"]
     clustering: Float[Tensor, "prompt"]
     not_tested: dict[str, str] = field(default_factory=dict)
 
@@ -123,9 +114,8 @@ class Fingerprint(Violations):
         """True if the learner is linear in the targets and in the query, and one function of S up to 1%."""
         return not self.not_tested and not {*OF_A_FILTER} & {*self.violated}
 
-    @checked
-    def filter(self, n_bins: Count = 12) -> tuple[list[float], list[Interval]]:
-        """Return the measured filter: means of λ in bins with equally many directions, and of λ f(λ) in them.
+    def filter(self) -> tuple[list[float], list[Interval]]:
+        """Return the measured filter: means of λ in 12 bins with equally many directions, and of λ f(λ) in them.
 
         Raises:
             ValueError: it was not measured on this task.
@@ -133,7 +123,7 @@ class Fingerprint(Violations):
         if self.eigenvalues.numel() == 0:
             raise ValueError(f"the filter was not measured: {self.not_tested['function of S']}")
         order = self.eigenvalues.flatten().argsort()
-        bins = order.tensor_split(n_bins)
+        bins = order.tensor_split(12)
         at = [self.eigenvalues.flatten()[each].mean().item() for each in bins]
         return at, [interval(self.responses.flatten()[each]) for each in bins]
 
@@ -162,10 +152,8 @@ class Fingerprint(Violations):
         rows = self.to_dataframe().to_dict("records")
         lines = [(row["property"], f"{row['violation']:10.2g}  {row['holds']}") for row in rows]
         lines += [(name, f"{'—':>10}  {why}") for name, why in self.not_tested.items()]
-        measured = {"robustness": self.robustness, "noise response": self.noise_response, "clustering": self.clustering}
-        lines += [
-            (name, f"{values.mean().item():10.2g}") for name, values in measured.items() if not values.isnan().any()
-        ]
+        if not self.clustering.isnan().any():
+            lines.append(("clustering", f"{self.clustering.mean().item():10.2g}"))
         return [("property", "violation"), *lines, ("kind", self.description)]
 
 
@@ -230,8 +218,6 @@ class Changes:
         turn = self._orthogonal(self.n_context)
         place = torch.arange(xs.shape[1])[:, None]
         first, context = place < self.n_context // 2, place < self.n_context
-        outlier = torch.zeros_like(ys)
-        outlier[:, 0] = OUTLIER * self.size
         noise = 0.5 * self.size * self.normal(*ys.shape)
         axes, sizes = self._orthogonal(xs.shape[2]), torch.linspace(0.6, 1.4, xs.shape[2], dtype=torch.float64)
         changed = {
@@ -249,7 +235,6 @@ class Changes:
             "inputs doubled": (2 * xs, ys),
             "targets doubled": (xs, 2 * ys),
             "targets shifted": (xs, ys + self.size),
-            "outlier": (xs, ys + outlier),
             "inputs enlarged": (1.3 * xs, ys),
             "inputs stretched": (xs @ (axes * sizes) @ axes.mT, ys),
             "noisy targets": (xs, torch.cat([(ys + noise)[:, :-1], ys[:, -1:]], 1)),
@@ -333,10 +318,6 @@ def fingerprint(
         n_prompts: number of prompts; each property takes one to three predictions of them.
         seed: seed of the prompts and of the changes.
 
-    Returns:
-        A `Fingerprint`: `violation(name)` with an interval, `description` in a sentence, the measured `filter()`,
-        `influence` of points by age, `robustness`; `viz.plot` draws it.
-
     Example:
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)
         a linear learner that applies one function to XᵀX (a spectral filter); ...
@@ -376,18 +357,9 @@ def measured(learner: Learner, changes: Changes, progress: bool | None = None) -
         scale = plain.square().mean() / responses.square().mean().clamp(min=1e-300)
         violations["function of S"] = leaked * scale
         violations["one filter"] = _scatter(eigenvalues, responses) * scale
-    influence, robustness = _influence(learner, changes, plain, classes)
-    distances = (changes.xs[:, :-1] - changes.xs[:, -1:]).norm(dim=-1).T
-    squared = plain.square().mean(-1)
-    noise, clustering = torch.full((2, len(plain)), torch.nan, dtype=plain.dtype)
-    if not classes:
-        added = changes.prompts["noisy targets"].ys[:, :-1] - changes.ys[:, :-1]
-        predicted["noisy targets"] = changes.predicted(learner, "noisy targets")
-        moved = predicted["noisy targets"] - plain
-        noise, clustering = moved.square().mean(-1) / added.square().mean(), _clustering(learner, changes)
-    of_points = (influence, distances, robustness, noise, clustering)
-    found = Fingerprint(violations, squared, eigenvalues, responses, *of_points, missing)
-    return found, predicted
+    influence, squared = _influence(learner, changes, plain, classes), plain.square().mean(-1)
+    clustering = torch.full_like(squared, torch.nan) if classes else _clustering(learner, changes)
+    return Fingerprint(violations, squared, eigenvalues, responses, influence, clustering, missing), predicted
 
 
 def _clustering(learner: Learner, changes: Changes) -> Float[Tensor, "prompt"]:
@@ -429,16 +401,12 @@ def _scatter(eigenvalues: Tensor, responses: Tensor) -> Tensor:
     return squares.reshape(eigenvalues.shape).mean(0)
 
 
-def _influence(learner: Learner, changes: Changes, plain: Tensor, classes: bool) -> tuple[Tensor, Tensor]:
-    """Squared changes of the prediction per squared change of each point's target `[point prompt]`; robustness."""
+def _influence(learner: Learner, changes: Changes, plain: Tensor, classes: bool) -> Float[Tensor, "point prompt"]:
+    """Squared changes of the prediction per squared change of each point's target."""
     rows = []
     for point in range(changes.n_context):
         ys = changes.ys.clone()
         ys[:, point] = ys.roll(1, 0)[:, point] if classes else ys[:, point] + changes.size
         change = (ys - changes.ys)[:, point].square().mean(-1).clamp(min=1e-300)
         rows.append((query_predictions(learner, Prompts(changes.xs, ys)) - plain).square().mean(-1) / change)
-    if classes:
-        return torch.stack(rows), torch.full_like(rows[0], torch.nan)
-    moved = changes.predicted(learner, "outlier") - plain
-    large = moved.square().mean(-1) / (OUTLIER * changes.size) ** 2
-    return torch.stack(rows), large.mean() / rows[0].mean().clamp(min=1e-300) * torch.ones_like(large)
+    return torch.stack(rows)

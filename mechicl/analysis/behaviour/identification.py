@@ -63,9 +63,8 @@ def identify(
 ) -> Identification:
     """Rank algorithm families by how well they predict the model's outputs.
 
-    Hyperparameters are fitted to the model's predictions of the query on some prompts. On other prompts, distances,
-    losses and the cosine of sensitivities (derivatives of the prediction in the query) are measured. With `S = XᵀX` of
-    the context's inputs X, the families are:
+    Hyperparameters are fitted to the model's predictions of the query on some prompts; distances, losses and cosines of
+    sensitivities are measured on others. With `S = XᵀX` of the context's inputs X, the families are:
 
     - gradient descent: plain (one step size and up to 1024 steps, or a step size for each step); with momentum; with an
       intercept (one step with a kernel of 1 and x); online; preconditioned (one step, or several with one matrix);
@@ -95,14 +94,10 @@ def identify(
         seed: seed of the prompts to fit on; the held-out prompts have `seed + 1`.
 
     Returns:
-        An `Identification`: `matches` has the fitted members of all families (`name`, `hyperparameters`, `learner`,
-        `sensitivity_cosine` `[prompt]`), nearest first, and `limits` the best learners on the task. `distance(match)`
-        is the mean squared difference from the model's predictions, divided by their mean square: 0 for the same, 1 for
-        predicting 0. `best` is the nearest. A larger family is at least as near (GD++ contains gradient descent), so
-        report `answer`: the likeliest member of the likeliest family, where families with more freedom count less, and
-        "none of these" where nothing fits as a copy of itself would. Families are compared on the task's prompts and on
-        changed ones (`changes`). `verdict` is a sentence with the kind of learner from its `fingerprint`, and
-        `confidence` the calibrated probability that the answer is right. `to_dataframe()` is the table.
+        An `Identification`: the nearest member of each family (`matches`, nearest first) and its `distance(match)`. A
+        larger family is at least as near (GD++ contains gradient descent), so report `answer`, where families with more
+        freedom count less, and which is "none of these" where nothing fits as a copy of itself would; or `verdict`, a
+        sentence with the kind of learner and the calibrated `confidence`.
 
     Example:
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)

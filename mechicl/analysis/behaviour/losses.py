@@ -1,4 +1,4 @@
-"""Losses compared with those of the best known learner after each number of points, or on shifted prompts."""
+"""Losses next to those of the best known learner, or on shifted prompts; and how the order of points matters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms.references import references as task_references
@@ -14,9 +14,9 @@ from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
-from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at
+from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at, query_predictions
 from mechicl.learners.token_learners import named_token_learners, sequence_batches
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
@@ -127,8 +127,7 @@ def regret(
 
     Returns:
         A `Regret`: `regret(name)` `[point prompt]` is a learner's loss minus the reference's (of the learner itself by
-        default), `curve(name)` its mean at each point and `mean(name)` over all points, with 95% intervals over
-        prompts. `losses` has the losses `[point prompt]` of all learners by name.
+        default), `curve(name)` its mean at each point and `mean(name)` over all points.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))
@@ -172,10 +171,7 @@ def _on_tokens(
     if loss not in (None, "nats"):
         raise ValueError(f"loss={loss!r} is for prompts of points; tokens are measured in 'nats'")
     sequences = task.sample(n_prompts, seed=seed)
-    scored = sequences.predictable[:, 1:].all(0)
-    if not scored.any():
-        raise ValueError(f"sequences of {task} have no position in common that is predicted: there is no curve")
-    places = scored.nonzero().flatten()[-1 if at == "query" else 0 :]
+    places = scored_places(sequences, task)[-1 if at == "query" else 0 :]
     batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2)))
     return (
         "nats",
@@ -183,6 +179,14 @@ def _on_tokens(
         batches,
         lambda part, name: token_losses(learners[name], part)[:, places],
     )
+
+
+def scored_places(sequences: TokenSequences, task: Any) -> Int[Tensor, "point"]:
+    """Return the positions read at which all sequences have a token to predict; a ValueError if there is none."""
+    places = sequences.predictable[:, 1:].all(0).nonzero().flatten()
+    if not len(places):
+        raise ValueError(f"sequences of {task} have no position in common that is predicted")
+    return places
 
 
 def _on_points(
@@ -282,8 +286,7 @@ def measure_shifted_losses(
 
     Returns:
         A `ShiftedLosses`: `squared_errors` `[learner scale prompt]` of the query, averaged over the target's
-        dimensions; `mean()` over prompts `[learner scale]`; `ratio(learner, reference)`, one learner's mean loss
-        divided by another's at each scale, with a 95% interval over prompts.
+        dimensions, their `mean()`, and the `ratio(learner, reference)` of means at each scale.
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
@@ -297,3 +300,49 @@ def measure_shifted_losses(
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
         errors.append(torch.stack([squared_errors(each, prompts)[:, 0] for each in learners.values()]))
     return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), torch.stack(errors, dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class OrderSensitivity(Result):
+    """Variance and mean square of predictions over orders of the context; see `measure_order_sensitivity`."""
+
+    variance: Float[Tensor, "prompt"]
+    signal: Float[Tensor, "prompt"]
+
+    def relative(self, level: float = 0.95) -> Interval:
+        """Return the variance over orders as a share of the predictions' mean square, with an interval over prompts."""
+        return ratio_interval(self.variance, self.signal, level)
+
+
+@checked
+@torch.no_grad()
+def measure_order_sensitivity(
+    learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
+    progress: bool | None = None,
+) -> OrderSensitivity:  # fmt: skip
+    """Measure how much the prediction of each query changes with the order of its context.
+
+    Learners that run gradient descent, Newton's method or least squares on the whole context predict the same for every
+    order; causal models and online learners need not. Source: Nertinger 2025, Theorem 3: equivalence to gradient
+    descent needs predictions that do not change under permutations of the context.
+
+    Args:
+        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
+        prompts: their context points are permuted, the query stays last.
+        n_orders: number of random orders of each context, drawn with `seed`.
+
+    Returns:
+        An `OrderSensitivity`: the `variance` of each prompt's prediction over orders and its mean square `signal`, both
+        averaged over the target's dimensions, `[prompt]`; `relative()`, the mean variance over the mean signal with a
+        95% interval over prompts: 0 for a learner that ignores the order.
+
+    Example:
+        >>> print(measure_order_sensitivity(model, prompts).relative())
+    """
+    if len(prompts) == 0:
+        raise ValueError("measure_order_sensitivity() needs at least one prompt")
+    predictions = []
+    for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
+        predictions.append(query_predictions(learner, prompts.permuted(seed=seed + i)))
+    stacked = torch.stack(predictions)
+    return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm, Freedom
+from mechicl.algorithms.card import Algorithm
 from mechicl.analysis.behaviour.alignment import (
     induced_weights,
     similarity_by_prefix,
@@ -66,10 +66,7 @@ class Match(Result):
         rows: the steps of the one, such as layers 0 to n_layers.
         columns: the steps of the other.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points. Of normalised
-            errors, terms of a mean over prompts that is the mean of `by_point` over the numbers of points.
-        by_point: similarities for each number of points from 1, `[row column point]`: of weights averaged over prompts,
-            of errors the cosine over all prompts.
-        freedom: what the scale of an algorithm's steps adapts to, if its card was given.
+            errors, terms whose mean over prompts is the mean over the numbers of points of the cosine over prompts.
     """
 
     row_name: str
@@ -78,12 +75,6 @@ class Match(Result):
     columns: tuple[float, ...]
     similarities: Float[Tensor, "row column prompt"] = field(metadata=COSINE)
     similarity: Similarity
-    by_point: Float[Tensor, "row column point"] | None = None
-    freedom: str = ""
-
-    def samples(self) -> dict[str, Tensor]:
-        """Return the similarities without `by_point`, which is a mean already."""
-        return {"similarities": self.similarities}
 
     def mean(self) -> Float[Tensor, "row column"]:
         """Return means over the prompts for which a row's similarities are defined; NaN where a pair's never is.
@@ -100,7 +91,7 @@ class Match(Result):
     def halves(self) -> tuple["Match", "Match"]:
         """Return the match on every other prompt and on the rest: choose on the one, measure on the other."""
         first, second = (self.similarities[..., i::2] for i in (0, 1))
-        one = dataclasses.replace(self, similarities=first, by_point=None)
+        one = dataclasses.replace(self, similarities=first)
         return one, dataclasses.replace(one, similarities=second)
 
     @checked
@@ -193,7 +184,6 @@ def match(
     prompts: Prompts,
     *,
     similarity: Similarity = "errors",
-    freedom: Freedom | None = None,
     progress: bool | None = None,
 ) -> Match:
     """Compare every step of one learner with every step of another, e.g. a model's layers with Newton's iterations.
@@ -201,21 +191,18 @@ def match(
     Args:
         a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; an algorithm's
-            card (one of `algorithms.cards()`); or an `AlgorithmFamily`, whose steps are values of a hyperparameter.
+            card (one of `algorithms.cards()`), whose step sizes adapt to its `freedom`: compare families with the same
+            one, by `card.on(prompts, freedom)`; or an `AlgorithmFamily`, whose steps are values of a hyperparameter.
         prompts: a learner that predicts the query alone (a model on paired prompts) is compared on the query, others on
             all points. With one target, the cosine of two single errors is only ±1: use "weights" there.
         similarity: "errors" for the cosine between both learners' errors along each prompt (points after the first), as
             published, which depends on the largest errors, those after few points; "normalised errors" for the mean
             over numbers of points of the cosine over prompts; "weights" for the cosine between induced weights, exact
             derivatives of predictions with respect to the queries (the paper regresses them: `regressed_weights`).
-        freedom: what the step sizes of b adapt to, if b is a card: "fixed", "per prefix" or "tuned per step"; by
-            default the card's `freedom`. Compare families with the same one.
 
     Returns:
-        A `Match`: `similarities` are cosines `[row column prompt]` between each step of a (row) and of b (column),
-        `mean()` their means `[row column]`. `best()` lists for each row the step of b (`column`) with the largest mean,
-        its 95% interval from `low` to `high`, and the `similarity` there. `growth()` fits the best step as a linear and
-        as an exponential function of the layer.
+        A `Match` between the steps of a (rows) and of b (columns): `mean()` similarities, the `best()` step of b for
+        each row, and its `growth()` as a linear and as an exponential function of the layer.
 
     Source: Fu et al. 2024, A.3.
 
@@ -225,38 +212,31 @@ def match(
     """
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
-    given = (freedom or b.freedom) if isinstance(b, Algorithm) else ""
-    b = b.on(prompts, freedom) if isinstance(b, Algorithm) else b
+    b = b.on(prompts) if isinstance(b, Algorithm) else b
     for each in (a, b):
         if isinstance(each, Trajectory) and each.predictions.shape[1] != len(prompts):
             raise ValueError(f"the trajectory of {each.name or 'a learner'} is not of {prompts}")
     # both learners' trajectories at once, each of several steps
     per_prompt = STEP_COPIES * sum(bytes_per_prompt(each, prompts) for each in (a, b))
     size = Budget().rows(per_prompt, at_most=256)
-    parts, by_point, counts, batches = [], [], [], []
+    parts, batches = [], []
     for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)
         batch = prompts[place]
         steps_a, steps_b = _on_common_points(
             *(_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
         )
-        if similarity != "weights":
-            batches.append((steps_a, steps_b))
-            if similarity == "errors":
-                parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
+        if similarity == "errors":
+            parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
+        elif similarity == "weights":
+            parts.append(similarity_of_weights(steps_a, steps_b).nanmean(-1).cpu())
         else:
-            values = similarity_of_weights(steps_a, steps_b).cpu()
-            parts.append(values.nanmean(-1))
-            by_point.append(values.nansum(2))
-            counts.append(values.isfinite().sum(2))
-    means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
+            batches.append((steps_a, steps_b))
     if batches:
         first, second = (_joined(each) for each in zip(*batches, strict=True))
-        normalised, means = (each.cpu() for each in similarity_by_prefix(first, second, prompts))
-        parts = parts or [normalised]
-    similarities = torch.cat(parts, dim=-1)
+        parts = [similarity_by_prefix(first, second, prompts).cpu()]
     names = steps_a.name or "a", steps_b.name or "b"
-    return Match(*names, steps_a.steps, steps_b.steps, similarities, similarity, means, given)
+    return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity)
 
 
 def _joined(parts: Sequence[Trajectory]) -> Trajectory:
@@ -331,11 +311,6 @@ def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
     Args:
         matches: the result of `match` for each family, by the family's name: of the same model's layers, on the same
             prompts, by the same kind of similarity.
-
-    Returns:
-        A `FamilyRanking`: `nearest(layer)` lists the nearest family and those whose difference from it has 0 in its 95%
-        interval; `minus(family, other)` has, for each layer, the difference of mean cosines with a 95% interval over
-        prompts; `similarities` are the cosines `[family layer prompt]`, and `steps` the chosen steps.
 
     Example:
         >>> families = {"Newton": newton, "ridge path": ridge_path}

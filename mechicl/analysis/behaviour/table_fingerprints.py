@@ -1,7 +1,8 @@
 """The fingerprint of a learner of tables: which changes of a table it ignores, how local and how sure it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import torch
@@ -15,7 +16,7 @@ from mechicl.base.settings import settings
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
 from mechicl.learners.learners import query_predictions
-from mechicl.prompts import Prompts
+from mechicl.prompts import Prompts, Tables
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks.tables import TableTask
 
@@ -99,10 +100,6 @@ def fingerprint_on_tables(
         n_queries: rows to predict of each table.
         seed: seed of the tables and of the changes.
 
-    Returns:
-        A `TableFingerprint`: `violation(name)` with an interval over tables, `description` in a sentence, `influence`
-        and `locality`, `overconfidence`.
-
     Raises:
         ValueError: the learner does not predict finite numbers.
 
@@ -114,75 +111,88 @@ def fingerprint_on_tables(
         >>> fitted.standing["additive over columns"]
         'exact'
     """
-    tables = task.whole(n_queries).sample_tables(n_tables, seed=seed).to(torch.float64)
-    prompts, n_queries = tables.prompts(), tables.n_queries
-    plain = query_predictions(learner, prompts)
-    if not plain.isfinite().all():
-        raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
-    changes = _Changes(prompts, n_queries, task.has_classes, torch.Generator().manual_seed(seed))
-
-    def by_table(values: Tensor) -> Tensor:
-        return values.unflatten(0, (-1, n_queries)).mean(1)
-
-    def squares(difference: Tensor) -> Tensor:
-        return by_table(difference.square().mean(-1))
-
+    on_tables = OnTables.drawn(learner, task, n_tables, n_queries, seed)
+    tables, plain = on_tables.tables, on_tables.predicted
+    changes = list(_changes(on_tables, task.has_classes, torch.Generator().manual_seed(seed)))
     violations = {}
-    bar = progress_bar(list(changes.properties()), unit="property", progress=progress, desc="fingerprint")
+    bar = progress_bar(changes, unit="property", progress=progress, desc="fingerprint")
     with settings(progress=False):  # a bar for every change would flicker
         for name, parts in bar:
             predicted = (factor * query_predictions(learner, changed) for factor, changed in parts)
-            violations[name] = squares(sum(predicted, plain))
-        influence = _influence(learner, prompts, plain, by_table, task.has_classes)
-    size = squares(plain - prompts.ys[:, :-1].mean(1)).clamp(min=1e-12)
-    overconfidence = torch.full_like(size, torch.nan)
+            violations[name] = on_tables.squares(sum(predicted, plain))
+        influence = _influence(learner, on_tables, task.has_classes)
+    overconfidence = torch.full_like(on_tables.size, torch.nan)
     if task.has_classes:
         sure, guess = plain.max(-1)
-        overconfidence = by_table(sure - (guess == prompts.query.ys.argmax(-1)).double())
-    return TableFingerprint(violations, size, influence, overconfidence)
+        overconfidence = tables.means(sure - (guess == on_tables.prompts.query.ys.argmax(-1)).double())
+    return TableFingerprint(violations, on_tables.size, influence, overconfidence)
 
 
 @dataclass(frozen=True)
-class _Changes:
-    """The changes of prompts of tables; those of one table are changed alike."""
+class OnTables:
+    """Tables, a prompt for each of their rows to predict, and a learner's predictions of these."""
 
+    tables: Tables
     prompts: Prompts
-    n_queries: int
-    classes: bool
-    generator: torch.Generator
+    predicted: Float[Tensor, "prompt y"]
 
-    def properties(self) -> Iterator[tuple[str, list[tuple[float, Prompts]]]]:
-        """Yield the name of each property, and changed prompts whose weighted predictions add up to minus the plain."""
-        xs, ys, n_columns = self.prompts.xs, self.prompts.ys, self.prompts.x_dim
+    @classmethod
+    def drawn(cls, learner: Learner, task: TableTask, n_tables: int, n_queries: int, seed: int) -> "OnTables":
+        """Draw tables and predict them; a ValueError for predictions that are not finite."""
+        tables = task.whole(n_queries).sample_tables(n_tables, seed=seed).to(torch.float64)
+        prompts = tables.prompts()
+        predicted = query_predictions(learner, prompts)
+        if not predicted.isfinite().all():
+            raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
+        return cls(tables, prompts, predicted)
 
-        def changed(xs: Tensor, ys: Tensor = ys) -> list[tuple[float, Prompts]]:
-            return [(-1.0, Prompts(xs, ys))]
+    def squares(self, differences: Float[Tensor, "prompt y"]) -> Float[Tensor, "table"]:
+        """Return mean squares of differences of predictions."""
+        return self.tables.means(differences.square().mean(-1))
 
-        order = torch.randperm(self.prompts.n_context, generator=self.generator)
-        rows = torch.cat([order, torch.tensor([self.prompts.n_context])])  # the query is last
-        yield "order of the rows", changed(xs[:, rows], ys[:, rows])
-        if n_columns > 1:
-            yield "order of the columns", changed(xs.roll(1, -1))
-        yield "units of the columns", changed(xs * (1 + torch.arange(n_columns)) - 3)
-        yield "monotone transformations", changed(xs + xs * xs.abs())
-        noise = torch.randn(len(xs) // self.n_queries, xs.shape[1], 1, generator=self.generator, dtype=xs.dtype)
-        yield "a column of noise", changed(torch.cat([xs, noise.repeat_interleave(self.n_queries, 0)], -1))
-        if n_columns > 1 and self.n_queries > 1:
-            query = xs[:, -1:]
-            other = query.unflatten(0, (-1, self.n_queries)).roll(1, 1).flatten(0, 1)  # another row of the table
-            first = torch.arange(n_columns) < n_columns // 2
-            mixed = (torch.where(which, other, query) for which in (first, ~first, torch.ones_like(first)))
-            queries = [Prompts(torch.cat([xs[:, :-1], each], 1), ys) for each in mixed]
-            yield "additive over columns", list(zip((-1.0, -1.0, 1.0), queries, strict=True))
-        if not self.classes:
-            other = ys[:, rows]
-            yield "linear in the labels", [(1.0, Prompts(xs, other)), (-2.0, Prompts(xs, (ys + other) / 2))]
+    @cached_property
+    def size(self) -> Float[Tensor, "table"]:
+        """Mean squared distance of the predictions from the mean label of the context."""
+        return self.squares(self.predicted - self.prompts.ys[:, :-1].mean(1)).clamp(min=1e-12)
 
 
-def _influence(
-    learner: Learner, prompts: Prompts, plain: Tensor, by_table: Callable[[Tensor], Tensor], classes: bool
-) -> Float[Tensor, "quarter table"]:
+def _changes(
+    on_tables: OnTables, classes: bool, generator: torch.Generator
+) -> Iterator[tuple[str, list[tuple[float, Prompts]]]]:
+    """Yield the name of each property, and changed prompts whose weighted predictions add up to minus the plain.
+
+    Prompts of one table are changed alike.
+    """
+    prompts, n_queries = on_tables.prompts, on_tables.tables.n_queries
+    xs, ys, n_columns = prompts.xs, prompts.ys, prompts.x_dim
+
+    def changed(xs: Tensor, ys: Tensor = ys) -> list[tuple[float, Prompts]]:
+        return [(-1.0, Prompts(xs, ys))]
+
+    order = torch.randperm(prompts.n_context, generator=generator)
+    rows = torch.cat([order, torch.tensor([prompts.n_context])])  # the query is last
+    yield "order of the rows", changed(xs[:, rows], ys[:, rows])
+    if n_columns > 1:
+        yield "order of the columns", changed(xs.roll(1, -1))
+    yield "units of the columns", changed(xs * (1 + torch.arange(n_columns)) - 3)
+    yield "monotone transformations", changed(xs + xs * xs.abs())
+    noise = torch.randn(len(on_tables.tables), xs.shape[1], 1, generator=generator, dtype=xs.dtype)
+    yield "a column of noise", changed(torch.cat([xs, noise.repeat_interleave(n_queries, 0)], -1))
+    if n_columns > 1 and n_queries > 1:
+        query = xs[:, -1:]
+        other = query.unflatten(0, (-1, n_queries)).roll(1, 1).flatten(0, 1)  # another row of the table
+        first = torch.arange(n_columns) < n_columns // 2
+        mixed = (torch.where(which, other, query) for which in (first, ~first, torch.ones_like(first)))
+        queries = [Prompts(torch.cat([xs[:, :-1], each], 1), ys) for each in mixed]
+        yield "additive over columns", list(zip((-1.0, -1.0, 1.0), queries, strict=True))
+    if not classes:
+        other = ys[:, rows]
+        yield "linear in the labels", [(1.0, Prompts(xs, other)), (-2.0, Prompts(xs, (ys + other) / 2))]
+
+
+def _influence(learner: Learner, on_tables: OnTables, classes: bool) -> Float[Tensor, "quarter table"]:
     """Return squared changes of predictions per squared change of a row's label, by quarters of distance."""
+    prompts, plain = on_tables.prompts, on_tables.predicted
     xs, n = prompts.xs, prompts.n_context
     scale = xs[:, :-1].std(1, keepdim=True)
     scaled = (xs - xs[:, -1:]) / torch.where(scale > 0, scale, 1.0)
@@ -195,5 +205,5 @@ def _influence(
         squares = (query_predictions(learner, Prompts(xs, ys)) - plain).square().mean(-1) / change
         inside = quarter[:, row] == torch.arange(QUARTERS)[:, None]
         moved, counts = moved + squares * inside, counts + inside
-    totals = [torch.stack([by_table(each) for each in values]) for values in (moved, counts)]
-    return totals[0] / totals[1].clamp(min=1e-300)
+    of_tables, in_tables = (on_tables.tables.means(each.T).T for each in (moved, counts))
+    return of_tables / in_tables.clamp(min=1e-300)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.table_fingerprints import fingerprint_on_tables
+from mechicl.analysis.behaviour.table_fingerprints import OnTables, fingerprint_on_tables
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.base.settings import settings
@@ -19,7 +19,6 @@ from mechicl.checkpoints.study import takes_study
 from mechicl.interop import from_sklearn
 from mechicl.learners import Learner
 from mechicl.learners.learners import query_predictions
-from mechicl.prompts import Prompts, Tables
 from mechicl.tasks.tables import TableTask
 
 N_FITTED, N_RUNS, TRIES, SEARCHED = 8, 4, 25, 2
@@ -136,9 +135,8 @@ def identify_on_tables(
         seed: seed of the tables to fit on; the held-out ones have `seed + 1`.
 
     Returns:
-        An `Identification`: `answer.name` is a family, or "none of these"; `matches` has their distances, and
-        `fingerprint` the learner's properties (`fingerprint_on_tables`). Its
-        `confidence` is NaN: none is calibrated for tables.
+        An `Identification` whose `fingerprint` is that of `fingerprint_on_tables`, and whose `confidence` is NaN: none
+        is calibrated for tables.
 
     Raises:
         ValueError: `families` has an unknown name, or the learner does not predict finite numbers.
@@ -156,49 +154,34 @@ def identify_on_tables(
     names = [each.name for each in known]
     if wrong := [name for name in families or () if name not in names]:
         raise ValueError(f"families must be some of {names}, got {wrong[0]!r}")
-    drawn = [
-        task.whole(n_queries).sample_tables(n, seed=seed + i).to(torch.float64)
-        for i, n in enumerate((N_FITTED, n_tables))
-    ]
-    fitting, held_out = (_Compared(learner, tables) for tables in drawn)
+    fitting, held_out = (
+        OnTables.drawn(learner, task, n, n_queries, seed + i) for i, n in enumerate((N_FITTED, n_tables))
+    )
     kept = [each for each in known if families is None or each.name in families]
     bar = progress_bar(kept, unit="family", progress=progress, desc="identify")
     matches = sorted((_match(each, fitting, held_out) for each in bar), key=lambda m: m.changed_distances.mean().item())
-    errors = held_out.by_table(held_out.predicted - held_out.prompts.query.ys)
+    errors = held_out.squares(held_out.predicted - held_out.prompts.query.ys)
     empty = torch.zeros(0, n_tables, dtype=torch.float64)
     found = fingerprint_on_tables(learner, task, n_tables=n_tables, seed=seed + 1, progress=progress)
     return Identification(matches, [], held_out.size, errors, empty, found, calibrated=False)
 
 
-class _Compared:
-    """Prompts of tables, a learner's predictions, and their squared distance from the mean label, `size` `[table]`."""
-
-    def __init__(self, learner: Learner, tables: Tables):
-        self.prompts: Prompts = tables.prompts()
-        self.n_queries, self.probabilities = tables.n_queries, tables.ys.shape[2] > 1
-        self.predicted = query_predictions(learner, self.prompts)
-        if not self.predicted.isfinite().all():
-            raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
-        self.size = self.by_table(self.predicted - self.prompts.ys[:, :-1].mean(1)).clamp(min=1e-12)
-
-    def by_table(self, differences: Float[Tensor, "prompt y"]) -> Float[Tensor, "table"]:
-        return differences.square().mean(-1).unflatten(0, (-1, self.n_queries)).mean(1)
-
-    def runs(self, estimator: Any, n_runs: int) -> Float[Tensor, "run prompt y"]:
-        seeded = (from_sklearn(estimator, probabilities=self.probabilities, seed=1001 + run) for run in range(n_runs))
-        # a bar for every try would flicker, and many tries converge badly
-        with settings(progress=False), warnings.catch_warnings(action="ignore"):
-            return torch.stack([query_predictions(each, self.prompts) for each in seeded])
+def _runs(estimator: Any, on_tables: OnTables, n_runs: int) -> Float[Tensor, "run prompt y"]:
+    classes = on_tables.prompts.y_dim > 1
+    seeded = (from_sklearn(estimator, probabilities=classes, seed=1001 + run) for run in range(n_runs))
+    # a bar for every try would flicker, and many tries converge badly
+    with settings(progress=False), warnings.catch_warnings(action="ignore"):
+        return torch.stack([query_predictions(each, on_tables.prompts) for each in seeded])
 
 
-def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> FamilyMatch:
+def _match(family: TableFamily, fitting: OnTables, held_out: OnTables) -> FamilyMatch:
     from scipy import optimize
 
     minimize: Any = optimize.minimize
 
     def distance(numbers: Any, choice: tuple[Any, ...]) -> float:
-        predicted = fitting.runs(family.make(*choice, *numbers), 1)[0]
-        return (fitting.by_table(predicted - fitting.predicted).mean() / fitting.size.mean()).item()
+        predicted = _runs(family.make(*choice, *numbers), fitting, 1)[0]
+        return (fitting.squares(predicted - fitting.predicted).mean() / fitting.size.mean()).item()
 
     def searched(start: tuple[float, ...], choice: tuple[Any, ...]) -> tuple[float, tuple[float, ...], tuple[Any, ...]]:
         options: Any = {"maxfev": TRIES * len(start), "xatol": 1e-4, "fatol": 0}
@@ -214,15 +197,17 @@ def _match(family: TableFamily, fitting: _Compared, held_out: _Compared) -> Fami
         nearest = [searched(start, choice) for _, start, choice in nearest]
     _, numbers, choice = min(nearest, key=lambda each: each[0])
     best = family.make(*choice, *numbers)
-    runs = held_out.runs(best, N_RUNS if family.random else 1)
-    squares = held_out.by_table(runs.mean(0) - held_out.predicted)
+    runs = _runs(best, held_out, N_RUNS if family.random else 1)
+    squares = held_out.squares(runs.mean(0) - held_out.predicted)
     if family.random:  # the learner's own run, and a quarter of that for the mean of four
-        excess = squares - held_out.by_table(runs.std(0)) * (1 + 1 / N_RUNS)
+        excess = squares - held_out.squares(runs.std(0)) * (1 + 1 / N_RUNS)
         is_more = excess.mean() > 2 * excess.std() / len(excess) ** 0.5
         squares = squares * is_more * (excess.mean() / squares.mean().clamp(min=1e-300))
     nan = torch.full_like(squares, torch.nan)
     hyperparameters = {f"number {i}": float(10**value) for i, value in enumerate(numbers)}
-    errors = held_out.by_table(runs.mean(0) - held_out.prompts.query.ys)
+    errors = held_out.squares(runs.mean(0) - held_out.prompts.query.ys)
     n_fitted = len(numbers) + (len(family.choices) > 1)
-    return FamilyMatch(family.name, from_sklearn(best, probabilities=held_out.probabilities), hyperparameters, n_fitted,
-                       squares, nan, errors, squares / held_out.size.mean())  # fmt: skip
+    member = from_sklearn(best, probabilities=held_out.prompts.y_dim > 1)
+    return FamilyMatch(
+        family.name, member, hyperparameters, n_fitted, squares, nan, errors, squares / held_out.size.mean()
+    )

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 
 from mechicl.analysis.behaviour.identification import references_of
+from mechicl.analysis.behaviour.losses import scored_places
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
@@ -86,10 +87,9 @@ def identify_on_tokens(
         n_prompts: number of sequences to draw from the task, with `seed`.
 
     Returns:
-        A `TokenIdentification`: `best` is the name of the nearest learner; `divergences[name]` `[point prompt]` is the
-        Kullback-Leibler divergence KL(network ‖ learner) of next-token distributions in nats, nearest learner first;
-        `divergence(name)` is its mean over points with a 95% interval over prompts, `gap(name)` is that minus the
-        divergence of `best`, and `points` the number of tokens before each prediction.
+        A `TokenIdentification`: `divergences[name]` `[point prompt]` is the Kullback-Leibler divergence
+        KL(network ‖ learner) of next-token distributions in nats, nearest learner first, `divergence(name)` its mean
+        over points, and `points` the number of tokens before each prediction.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 
@@ -104,9 +104,7 @@ def identify_on_tokens(
         raise ValueError(f"{type(task).__name__} has no reference learners: pass some as also=")
     network = as_token_learner(model)
     sequences = task.sample(n_prompts, seed=seed)
-    scored = sequences.predictable[:, 1:].all(0).nonzero().flatten()
-    if not len(scored):
-        raise ValueError(f"sequences of {task} have no position in common that is predicted")
+    scored = scored_places(sequences, task)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in learners}
     batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2), copies=2))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="identify"):

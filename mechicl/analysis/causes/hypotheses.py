@@ -172,8 +172,7 @@ def test_hypotheses(
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
 
     Returns:
-        A `HypothesisTest`: `tests`, one `Interchange` per hypothesis, the best first; `supported` and `set_apart`; and
-        `to_dataframe()`, which ranks them by the explained share of the effects, with 95% intervals over prompts.
+        A `HypothesisTest`: `tests`, one `Interchange` per hypothesis, the best first; `supported` and `set_apart`.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)

@@ -28,7 +28,7 @@ INTERVENTIONS = {
     "prediction": "no intervention: the predictions of both",
     "query exchanged": "the query's state, or stream, comes from the source",
     "context exchanged": "the context's state comes from the source",
-    "point exchanged": "the state of one context point comes from a run in which this point was the source's",
+    "point exchanged": "the state of the middle context point comes from a run in which this point was the source's",
     "half exchanged": "the states of every other context point come from the source",
     "query skips": "the changes of these steps, or layers, at the query are undone after them",
     "context skips": "their changes in the context are undone",
@@ -198,7 +198,6 @@ def interchange(
     sources: Prompts,
     *,
     interventions: Sequence[str] | None = None,
-    point: int | None = None,
     progress: bool | None = None,
 ) -> Interchange:
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
@@ -218,13 +217,10 @@ def interchange(
         interventions: names from the dictionary `INTERVENTIONS`, which explains each, such as "query exchanged", "query
             skips" (a step is undone at the query) or "context frozen" (from a step on); by default all that the hooks
             allow.
-        point: index of the context point to exchange alone; the middle one by default.
 
     Returns:
-        An `Interchange`. `cells` lists each intervention with its place, `r2` has the R² of each (1: the same
-        predictions) and `score` is the smallest. `effects` compares the changes that interventions make, averaged over
-        cells (1: equal, 0: unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has one row
-        per cell.
+        An `Interchange`: `r2` of each intervention in `cells` (1: the same predictions), the smallest of them (`score`)
+        and `effects`, which compares the changes that interventions make (1: equal, 0: unrelated, -1: opposite).
 
     Example:
         >>> known = constructions.known_models()[1]  # two steps of gradient descent
@@ -233,8 +229,7 @@ def interchange(
         >>> interchange(known.model, known.hypothesis, prompts, sources, progress=False).score.mean > 0.999
         True
     """
-    options: Any = {"interventions": interventions, "point": point, "progress": progress}
-    return interchange_each(model, [hypothesis], prompts, sources, **options)[0]
+    return interchange_each(model, [hypothesis], prompts, sources, interventions=interventions, progress=progress)[0]
 
 
 @torch.no_grad()
@@ -245,7 +240,6 @@ def interchange_each(
     sources: Prompts,
     *,
     interventions: Sequence[str] | None = None,
-    point: int | None = None,
     progress: bool | None = None,
 ) -> list[Interchange]:
     """Run `interchange` for several hypotheses, which share the model's runs."""
@@ -253,11 +247,9 @@ def interchange_each(
     tokens_per_point(model)  # raises TypeError for models that do not read points
     if not hypotheses:
         raise ValueError("no hypotheses: give one or more")
-    point = prompts.n_context // 2 if point is None else point
+    point = prompts.n_context // 2  # the one that "point exchanged" exchanges
     for hypothesis in hypotheses:
         check_inputs(adapter, hypothesis, prompts, sources)
-    if not 0 <= point < prompts.n_context:
-        raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
     reads, isolates = has_attention(model), has_scores(model)
     possible = [

@@ -70,7 +70,6 @@ def exchange_patterns(
     sources: Prompts,
     *,
     layers: Sequence[Natural] | None = None,
-    heads: Sequence[Natural] | None = None,
     component: Literal["pattern", "q"] = "pattern",
 ) -> PatternExchange:
     """Exchange where the last point (the query) attends, to see through what its input and the context act.
@@ -86,12 +85,11 @@ def exchange_patterns(
             `prompts.with_query(other_xs)` differs in the query, `Prompts(prompts.xs, other_ys)` in the targets, and
             `sample_sources(task, prompts, seed=...)` in the context.
         layers: layers whose patterns are exchanged, all by default.
-        heads: heads, in each of these layers, whose patterns are exchanged, all by default.
         component: "pattern" to exchange where the query attends, "q" to exchange the query vectors it attends by.
 
     Returns:
-        A `PatternExchange`. A `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it
-        changes the prediction to that on the sources; both have 95% intervals over prompts.
+        A `PatternExchange`: a `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it makes
+        the prediction that on the sources.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -108,10 +106,6 @@ def exchange_patterns(
     chosen = range(adapter.n_layers) if layers is None else layers
     if not set(chosen) <= set(range(adapter.n_layers)):
         raise ValueError(f"layers must be some of 0 to {adapter.n_layers - 1}, got {list(chosen)}")
-    n_heads = adapter.model.cfg.n_heads
-    if heads is not None and not set(heads) <= set(range(n_heads)):
-        raise ValueError(f"heads must be some of 0 to {n_heads - 1}, got {list(heads)}")
-    taken = slice(None) if heads is None else list(heads)
     names = [get_act_name(component, layer) for layer in chosen]
     trial = adapter.encode(prompts[:1])
     check_edits(adapter, trial, names)
@@ -121,14 +115,14 @@ def exchange_patterns(
     for start in range(0, len(prompts), rows):
         tokens, others = (adapter.encode(each[start : start + rows]) for each in (prompts, sources))
         recorded_parts = adapter.record(others, names, len(others))
-        where = (slice(None), taken, -1) if component == "pattern" else (slice(None), -1, taken)
+        where = (slice(None), slice(None), -1) if component == "pattern" else (slice(None), -1)
         hooks = [(name, partial(_put, values=recorded_parts[name][where], where=where)) for name in names]
         parts.append([adapter.run(tokens, hooks), adapter.run(tokens), adapter.run(others)])
     predictions, own, others = (torch.cat(each).double().cpu().T for each in zip(*parts, strict=True))
     return PatternExchange(predictions, own, others)
 
 
-def _put(activation: Tensor, hook: HookPoint, values: Tensor, where: tuple[slice | int | list[int], ...]) -> Tensor:
+def _put(activation: Tensor, hook: HookPoint, values: Tensor, where: tuple[slice | int, ...]) -> Tensor:
     changed = activation.clone()
     changed[where] = values
     return changed

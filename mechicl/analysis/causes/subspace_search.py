@@ -126,19 +126,13 @@ def make_starts(
     return [[torch.cat([each, drawn[0]], dim=1)[:, :dim] for each in readers], *([each] for each in drawn[1:])]
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """Orthonormal columns, the factor on what they change, and the mean squared distance of both changes."""
-
-    basis: Float[Tensor, "d_model dim"]
-    factor: float
-    loss: float
-
-
 def search_columns(
     parts: Sequence[_Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
-) -> Fit:
-    """Find the columns with the least loss by L-BFGS, from the best of each group; favoured changes are scaled."""
+) -> tuple[float, Float[Tensor, "d_model dim"], float]:
+    """Find the columns with the least loss by L-BFGS, from the best of each group; favoured changes are scaled.
+
+    Returns the mean squared distance of both changes, the orthonormal columns, and the factor on what they change.
+    """
     fits = []
     for alternatives in starts:
         bases = [torch.linalg.qr(start).Q for start in alternatives]
@@ -151,8 +145,8 @@ def search_columns(
             _descend(parts, *free, iterations)
         basis, factor = torch.linalg.qr(free[0].detach()).Q, free[1].item()
         inside, rest = squared_distances(parts, basis, factor)
-        fits.append(Fit(basis, factor, (inside + rest).mean().item()))
-    return min(fits, key=lambda fit: fit.loss)
+        fits.append(((inside + rest).mean().item(), basis, factor))
+    return min(fits, key=lambda fit: fit[0])
 
 
 def _descend(parts: Sequence[_Part], free: Tensor, factor: Tensor, iterations: int) -> None:

@@ -203,8 +203,8 @@ def fit_subspace(
         fit: numbers of prompts and iterations, and the seed: `SubspaceFit(n_fitting, n_prompts, iterations, ...)`.
 
     Returns:
-        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)` with 95% intervals over held-out prompts, of the
-        controls with `search="random targets"` or `"untrained model"`; `subspace(layer, dim)` has the columns.
+        A `SubspaceSearch`: `r2(layer, dim)` and `rest_r2(layer, dim)`, of the controls with `search="random targets"`
+        or `"untrained model"`; `subspace(layer, dim)` has the columns.
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent
@@ -258,11 +258,11 @@ def fit_subspace(
                 readers = find_readers(parts, exchanges[0], schedule[layer])
                 for j, dim in enumerate(dims):
                     starts = make_starts(readers, dim, fit.restarts, seed + 1009 * layer + dim)
-                    found = search_columns(parts, starts, fit.iterations, favoured=search != MODEL)
-                    errors[s, i, j], rest_errors[s, i, j] = squared_distances(others, found.basis, found.factor)
-                    fitted_r2[s, i, j] = 1 - found.loss / (2 * scale)
+                    loss, basis, factor = search_columns(parts, starts, fit.iterations, favoured=search != MODEL)
+                    errors[s, i, j], rest_errors[s, i, j] = squared_distances(others, basis, factor)
+                    fitted_r2[s, i, j] = 1 - loss / (2 * scale)
                     if search == MODEL:
-                        columns[i, :, sum(dims[:j]) : sum(dims[: j + 1])] = found.basis
+                        columns[i, :, sum(dims[:j]) : sum(dims[: j + 1])] = basis
                     bar.update(1)
     return SubspaceSearch(
         hypothesis.name, names, place, layers, tuple(schedule[layer] for layer in layers), dims, tuple(searched),

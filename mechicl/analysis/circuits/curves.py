@@ -181,24 +181,18 @@ def circuit_curve(
     Mueller et al. 2025, and their code for details. As there, a head's query, key and value are separate receivers;
     here the embedding of positions is not separate from that of tokens.
 
+    The arguments that are not listed are those of `find_circuit`.
+
     Args:
-        model: the model whose edges were scored.
         scores: the change of the metric when each edge is cut: the result of `score_edges`, or numbers by edge; or
             several of these by name, for instance those of an untrained model for comparison.
         prompts: other prompts than those of the scores.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
-            have targets; for token ids "outputs", the outputs themselves.
         ranked: which circuits are measured: `Ranked(fractions, n_random, ...)`.
-        method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
-            scores, else zero. "any" is measured with zero. `Replacement(method, reference)` takes the replacements
-            from other prompts.
-        at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
+        method: value of a cut edge: by default the same as for the scores, else zero. "any" is measured with zero.
 
     Returns:
         A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`
-        for each fraction (1: as the model, 0: as with all edges cut); the areas `cpr(name)` (circuit performance ratio)
-        and `cmd(name)` (circuit-model distance, 0 is best); `smallest(share, name)`, the fewest edges that keep a
-        share.
+        for each fraction, the areas `cpr(name)` and `cmd(name)`, and `smallest(share, name)`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -39,11 +39,9 @@ def measure_circuit(
         model: the model that the circuit was found in.
         circuit: the circuit to measure, from `find_circuit`.
         prompts: the new prompts.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, several by name, or "outputs" for
-            all outputs; by default the loss, where prompts have targets.
+        metrics: as for `find_circuit`, like `at`.
         reference: prompts that replacements of cut edges come from, by default the new prompts. Edges are replaced by
             the method of the circuit's search, or by zeros if that was "any".
-        at: where predictions are read: "query" (the default for points), "points" or "positions" (for token ids).
         n_subsets: number of subsets of the circuit's nodes to remove from circuit and model, for
             `Circuit.incompleteness`: all if there are at most that many, else random ones.
 

@@ -114,12 +114,9 @@ def score_edges(
     Much faster than a search, but without its guarantee (`find_circuit`). An edge is the output of the embedding, a
     head or an MLP as an input of a later one, or of the output.
 
+    The arguments that are not listed are those of `find_circuit`; "outputs" are sums of all outputs with random signs.
+
     Args:
-        model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` whose residual
-            stream is the sum of its components' outputs.
-        prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
-            loss, where prompts have targets; for token ids "outputs": sums of all outputs with random signs.
         scoring: where gradients are taken; each is multiplied by the change of the edge's value when it is cut:
 
             - "eap-ig": on the path of the embedding from its value when cut (see `method`) to the prompts', averaged
@@ -127,15 +124,9 @@ def score_edges(
             - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
-        method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
-            ("resample"), or "any" (zeros, and random mixtures of its writes); by default "zero" for a metric, and "any"
-            for "outputs". `Replacement(method, reference)` takes the replacements from other prompts.
-        at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
-        `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for
-        "outputs" its root mean square over the random signs. `strongest(n)` lists the edges with the largest mean
-        scores in absolute value.
+        An `EdgeScores`; scores of "outputs" are root mean squares over the random signs.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

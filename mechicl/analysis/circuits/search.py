@@ -60,13 +60,11 @@ def find_circuit(
               separately: quick, but misses effects that gradients do not show;
             - "acdc": edges are tried one after the other, from the output back, and an edge is cut if this increases
               the distance by less than `tolerance` (Conmy et al. 2023): errors add up over edges.
-        method: value of a cut edge in place of the sender's write.
-
-            - "zero", the write's "mean" over prompts at the same position, or the write on another prompt ("resample");
-            - "any": an edge is cut only if that is harmless under every replacement tested: zeros, and random mixtures
-              of the sender's writes on several prompts, also in runs whose embeddings are mixtures.
-
-            By default "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
+        method: value of a cut edge in place of the sender's write:
+            "zero", the write's "mean" over prompts at the same position, the write on another prompt ("resample"), or
+            "any": an edge is cut only if that is harmless under every replacement tested, which are zeros and random
+            mixtures of the sender's writes on several prompts, also in runs whose embeddings are mixtures. By default
+            "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
             `Replacement(method, reference, seed)` takes means and writes from other prompts, or draws other mixtures.
         tolerance: largest distance of the circuit from the full model, as a share of that when everything is cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
@@ -74,9 +72,8 @@ def find_circuit(
             default "query" for points, and for tokens if a metric is given, else "positions".
 
     Returns:
-        The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()`, the share of the
-        metric that the edges keep when all others are cut (1: all; for "outputs" one minus the relative mean largest
-        change), with a 95% interval over prompts; `effects()`, the change of the metric without each node or edge.
+        A `Circuit`: `nodes`, `edges` and `heads`; `faithfulness()`, for "outputs" one minus the relative mean largest
+        change; `effects()`, the change of the metric without each node or edge.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

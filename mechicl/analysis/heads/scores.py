@@ -38,10 +38,9 @@ Pattern = str | Tensor | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class HeadScores(Result):
-    """Scores of each head's attention and weights, by name: see `score_heads`, which returns and defines them.
+    """Scores of each head's attention and weights, by name: see `score_heads`, which defines them.
 
-    `scores["induction"]` is one. Scores of attention have a value per prompt and so intervals over prompts, at 95%
-    unless given; scores of weights have none.
+    Scores of attention have a value per prompt and so intervals over prompts; scores of weights have none.
 
     Attributes:
         scores: by name, scores of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
@@ -123,13 +122,10 @@ def score_heads(
     sequences: TokenSequences | Int[Tensor, "prompt pos"] | None = None,
     n_prompts: Count = 64,
     seed: int = 0,
-    prepend: int | None = None,
     patterns: Mapping[str, Pattern] | None = None,
     progress: bool | None = None,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
-
-    Shows which heads are induction, previous-token or copying heads.
 
     A score of attention is the sum of the pattern from one position to some keys, from 0 to 1. Patterns without a
     softmax may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
@@ -159,20 +155,17 @@ def score_heads(
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, a wrapped module with
             `encode="interleaved"` and patterns, or a `TransformerBridge` with causal or bidirectional attention.
         prompts: for a model on interleaved prompts, which needs them.
-        sequences: for a model on token ids, ids `[prompt pos]` to use instead of drawn ones.
+        sequences: for a model on token ids, ids `[prompt pos]` to use instead of drawn ones, for instance with a
+            beginning-of-sequence token.
         n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model lacks the
             positions or tokens) twice.
-        prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
-            beginning-of-sequence; none by default.
         patterns: more scores of attention, by name: weights `[query key]` between 0 and 1 of the keys to look for, or a
             function of the model's tokens `[prompt pos]` that returns them, or `[prompt query key]`; or a name of
             `transformer_lens.head_detector`, such as "induction_head". The score is the sum of attention times weight
             over the keys, as a mean over the queries with a weight.
 
     Returns:
-        `scores` by name, `[layer head prompt]` for attention and `[layer head]` for weights, and `chance`, those of
-        uniform attention over the keys that the model's masks show; `best(name)` is the strongest head,
-        `to_dataframe()` has one row per head.
+        A `HeadScores`: `scores["induction"]` is one, `best(name)` the strongest head, `to_dataframe()` has a row each.
 
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
@@ -192,14 +185,12 @@ def score_heads(
     if (prompts is None) == (format_name == "interleaved") or (prompts is not None and sequences is not None):
         kind = "prompts" if format_name == "interleaved" else "token ids (sequences=, or none to have them drawn)"
         raise ValueError(f"a model of prompt_format={format_name!r} is scored on {kind}")
-    if prepend is not None and (prompts is not None or sequences is not None):
-        raise ValueError("prepend is for drawn sequences only")
     if prompts is not None and (len(prompts) == 0 or prompts.n_context == 0):
         raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
     if taken := sorted({*(patterns or {})} & {*OWN_SCORES}):
         raise ValueError(f"patterns must have other names than the scores {OWN_SCORES}, got {taken[0]!r}")
     if prompts is None and sequences is None:
-        tokens = _repeated_segments(cfg, n_prompts, seed, prepend).to(cfg.device)
+        tokens = _repeated_segments(cfg, n_prompts, seed).to(cfg.device)
     else:
         tokens = adapter.encode(sequences if prompts is None else prompts)  # type: ignore[arg-type]
     if prompts is None and (tokens.ndim != 2 or len(tokens) == 0):
@@ -241,24 +232,16 @@ def _pattern_hooks(model: Any) -> list[str]:
     return names
 
 
-def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
-    extra = int(prepend is not None)
-    if prepend is not None and not 0 <= prepend < cfg.d_vocab:
-        raise ValueError(f"prepend must be a token id below {cfg.d_vocab}, got {prepend}")
-    period = min(PERIOD, (cfg.n_ctx - extra) // 2, cfg.d_vocab - extra)
+def _repeated_segments(cfg: Any, n_prompts: int, seed: int) -> Int[Tensor, "prompt pos"]:
+    period = min(PERIOD, cfg.n_ctx // 2, cfg.d_vocab)
     if period < 2:
         raise ValueError(
-            f"repeated segments need at least {4 + extra} positions and {2 + extra} different tokens; the model has "
-            f"n_ctx={cfg.n_ctx} and d_vocab={cfg.d_vocab}"
+            f"repeated segments need at least 4 positions and 2 different tokens; the model has n_ctx={cfg.n_ctx} and "
+            f"d_vocab={cfg.d_vocab}"
         )
     generator = torch.Generator().manual_seed(seed)
-    segments = torch.stack(
-        [torch.randperm(cfg.d_vocab - extra, generator=generator)[:period] for _ in range(n_prompts)]
-    )
-    if prepend is None:
-        return segments.repeat(1, 2)
-    segments += segments >= prepend  # all ids but that one
-    return torch.cat([segments.new_full((n_prompts, 1), prepend), segments, segments], dim=1)
+    segments = torch.stack([torch.randperm(cfg.d_vocab, generator=generator)[:period] for _ in range(n_prompts)])
+    return segments.repeat(1, 2)
 
 
 def _visible_keys(adapter: ModelAdapter, tokens: Tensor, names: list[str]) -> Bool[Tensor, "layer query key"]:

@@ -63,9 +63,6 @@ def measure_target_copying(
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, and vice versa.
         layer: number of the layer.
 
-    Returns:
-        A `TargetCopying` with one value per prompt, or per head and prompt.
-
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:
@@ -74,11 +71,9 @@ def measure_target_copying(
     """
     if model.cfg.prompt_format != "interleaved":
         raise ValueError(f"copying needs interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
-    if len(prompts) == 0 or prompts.n_context == 0:
-        raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
+    if len(prompts) < 2 or prompts.n_context == 0:
+        raise ValueError(f"the readouts need at least two prompts and one context point, got {prompts}")
     check_layer(layer, model.cfg.n_layers - 1)
-    if len(prompts) < 2:
-        raise ValueError(f"the readouts need at least two prompts, got {len(prompts)}")
     names = {part: f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_pattern", "hook_attn_out")}
     names["after"] = f"blocks.{layer}.hook_resid_post"
     adapter = ModelAdapter(model)

@@ -49,15 +49,12 @@ def attribute(
     The arguments that are not listed are those of `patch`.
 
     Args:
-        direction: "denoising" moves the corrupted run's activations to the clean ones, "noising" the other way.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, with a gradient; or several by name.
-            By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all
-            positions of points, it has to be given.
+        metrics: as for `patch`, with a gradient; for plain token ids, and for outputs at all positions of points, one
+            has to be given.
 
     Returns:
-        A sweep without predictions: `effect()` is the estimated change of the first metric (the sum above),
-        `[*axes prompt]`, NaN where activations overflow; `recovered()` the estimated share of the difference between
-        both runs; `strongest(n)` a table of the largest effects.
+        A sweep as of `patch`, without predictions: `effect()` is the sum above, `[*axes prompt]`, NaN where activations
+        overflow.
 
     Example:
         >>> corrupted = corrupt(prompts, "labels")

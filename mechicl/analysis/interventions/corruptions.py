@@ -10,7 +10,6 @@ from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
 Corruption = Literal["task", "labels", "query", "prompt", "noise"]
-TokenCorruption = Literal["occurrences", "sequence"]
 
 
 @checked
@@ -57,14 +56,12 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
 
 @checked
 def corrupt_tokens(
-    ids: Int[Tensor, "prompt pos"], kind: TokenCorruption = "occurrences", *, d_vocab: int | None = None, seed: int = 0
+    ids: Int[Tensor, "prompt pos"], *, d_vocab: int | None = None, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
-    """Corrupt token sequences in one respect, for instance as the corrupted run of `patch`.
+    """Replace every earlier occurrence of a sequence's last token by another random one: nothing to find by induction.
 
     Args:
         ids: the clean token ids.
-        kind: "occurrences" replaces every earlier occurrence of a sequence's last token by another random token, so
-            that an induction head finds nothing; "sequence" replaces each sequence by another one of the batch.
         d_vocab: size of the vocabulary that replacements are drawn from; by default the largest id plus 1.
 
     Returns:
@@ -75,10 +72,6 @@ def corrupt_tokens(
         3
     """
     generator = torch.Generator().manual_seed(seed)
-    if kind == "sequence":
-        if len(ids) < 2:
-            raise ValueError(f"kind='sequence' needs at least 2 sequences, got {len(ids)}")
-        return ids[derangement(len(ids), generator).to(ids.device)]
     least = int(ids.max()) + 1 if ids.numel() else 0
     size = least if d_vocab is None else d_vocab
     if size < max(least, 2):

@@ -1,4 +1,7 @@
-"""Metrics of interventions: functions that map predictions to one number per prompt."""
+"""Metrics of interventions: functions that map predictions to one number per prompt `[prompt]`.
+
+They raise a ValueError for predictions of another shape than their targets need, and for ids outside the vocabulary.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -21,15 +24,10 @@ half-precision models are converted to float32 first."""
 
 @checked
 def squared_error(prompts: Prompts) -> Metric:
-    """Make a metric for interventions: the squared error to these prompts' targets.
+    """Make a metric for interventions: the squared error to these prompts' targets, averaged over their dimensions.
 
-    Args:
-        prompts: the prompts with the targets, in the order in which the model gets them.
-
-    Returns:
-        A function of predictions that returns an error per prompt, `[prompt]`, averaged over the target's dimensions.
-        The query's predictions `[prompt y]` are compared with its target, those of all points `[prompt point y]` with
-        all targets, and averaged over points. It raises a ValueError for predictions of another shape.
+    The query's predictions `[prompt y]` are compared with its target, those of all points `[prompt point y]` with all
+    targets, and averaged over points.
 
     Example:
         >>> patch(model, prompts, corrupt(prompts, "labels"), metrics=squared_error(prompts)).effect()
@@ -50,13 +48,7 @@ def squared_error(prompts: Prompts) -> Metric:
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
     """Make a metric for interventions: the logit of the correct token minus that of a wrong one, at the last position.
 
-    Args:
-        correct: id of the correct token of each prompt.
-        wrong: id of the wrong token of each prompt.
-
-    Returns:
-        A function of the last position's logits `[prompt d_vocab]` (`at="query"`) that returns a difference per prompt,
-        `[prompt]`. It raises a ValueError for logits of another shape, or ids of at least d_vocab.
+    It is a function of the last position's logits `[prompt d_vocab]` (`at="query"`).
     """
     for name, ids in (("correct", correct), ("wrong", wrong)):
         if (ids < 0).any():
@@ -77,12 +69,7 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
     """Make a metric for interventions: the probability of each prompt's target token, at the last position.
 
-    Args:
-        targets: id of each prompt's target token.
-
-    Returns:
-        A function of the last position's logits `[prompt d_vocab]` (`at="query"`) that returns a probability per
-        prompt, `[prompt]`. It raises a ValueError for logits of another shape, or targets of at least d_vocab.
+    It is a function of the last position's logits `[prompt d_vocab]` (`at="query"`).
     """
     loss = next_token_loss(targets)
     return lambda logits: (-loss(logits)).exp()
@@ -90,16 +77,11 @@ def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
 
 @checked
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
-    """Make a metric for interventions: the cross entropy of target tokens in nats.
+    """Make a metric for interventions: the cross entropy of target tokens in nats, as a mean over positions with one.
 
     Args:
         targets: the tokens to predict: one per prompt, for the last position (`at="query"`), or one per position
             (`at="positions"`): entry p is the token that follows position p, or -100 for none.
-
-    Returns:
-        A function of logits, `[prompt d_vocab]` or `[prompt pos d_vocab]`, that returns a loss per prompt, `[prompt]`:
-        the mean over positions with a target. It raises a ValueError for logits of another shape, and for targets of at
-        least d_vocab.
 
     Example:
         >>> next_token_loss(torch.tensor([1, 2]))(torch.randn(2, 5)).shape

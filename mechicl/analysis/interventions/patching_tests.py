@@ -9,12 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
-from mechicl.analysis.interventions.patching import Axes, encode_pair, make_experiment, make_grid, make_sweep
-from mechicl.analysis.interventions.runs import CellResults, record_within
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics, name_metrics
+from mechicl.analysis.interventions.patching import Axes, patch
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import Count, checked
-from mechicl.base.progress import progress_bar
 
 BLOCK = 8  # prompts among which partners are exchanged, and so the number of sweeps
 
@@ -27,13 +25,11 @@ class PatchingTest(InterventionSweep):
         mismatched_values: each metric, as a mean over patches from other prompts' clean runs, `[*axes prompt]`.
         p_values: p-value of each cell by metric, `[*axes]`; NaN where a metric is undefined.
         adjusted_p_values: the same, corrected for the number of cells, `[*axes]`.
-        n_permutations: number of random permutations.
     """
 
     mismatched_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
     p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
     adjusted_p_values: dict[str, Float[Tensor, "..."]] = field(default_factory=dict)
-    n_permutations: int = 0
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return the sweep's table with the columns NAME_mismatched_effect, NAME_p and NAME_p_adjusted."""
@@ -72,10 +68,6 @@ def patch_and_test(
         clean: the prompts whose activations are patched in, at least 4.
         n_permutations: number of random permutations; the smallest p-value is 1 / (n_permutations + 1).
 
-    Returns:
-        A `PatchingTest`, which is the sweep of `patch` with `p_values` and `adjusted_p_values` `[*axes]` by metric;
-        `to_dataframe()` has a row for each cell.
-
     Raises:
         ValueError: fewer than 4 prompts, no metric, or what `patch` refuses.
 
@@ -83,45 +75,30 @@ def patch_and_test(
         >>> tested = patch_and_test(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))
         >>> tested.to_dataframe().query("loss_p_adjusted < 0.05")
     """
-    adapter, into, source = encode_pair(model, clean, corrupted, "denoising", "query")
-    if len(into) < 4:
-        raise ValueError(f"a permutation test needs at least 4 prompts, got {len(into)}")
-    grid = make_grid(adapter, into, component, axes)
-    experiment = make_experiment(adapter, into, clean, metrics)
-    if not experiment.metrics:
+    if len(clean) < 4:
+        raise ValueError(f"a permutation test needs at least 4 prompts, got {len(clean)}")
+    named = name_metrics(metrics, clean, "query")
+    if not named:
         raise ValueError("a test is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
-    values, cells = record_within(adapter, source, grid.hook_names, experiment.budget), grid.cells()
-    partners, sizes = _shifted_partners(len(into))
-    baseline = experiment.run_baseline(len(partners) * len(cells), values, values)
-    measured: dict[str, list[Tensor]] = {name: [] for name in experiment.metrics}
-    results: CellResults | None = None
-    with progress_bar(total=len(partners) * len(cells), unit="run", progress=progress) as bar:
-        for shift, partner in enumerate(partners):
-            shifted = {name: value[partner.to(value.device)] for name, value in values.items()}
-            some = dataclasses.replace(experiment, keep_predictions=experiment.keep_predictions and not shift)
-            swept = some.run_cells(baseline, cells, shifted, bar.update)
-            results = results or swept
-            for name, each in swept.values.items():
-                measured[name].append(each.double().cpu())
-    assert results is not None
-    by_cell = results.map(lambda tensor: tensor.unflatten(0, grid.shape))
-    sweep = make_sweep(experiment, baseline, by_cell, f"denoising {component}", grid.axes, grid.indices, source)
+    partners, sizes = _shifted_partners(len(clean))
+    sweeps = [
+        patch(model, clean[partner], corrupted, component, axes, metrics=named, progress=progress)
+        for partner in partners
+    ]
+    there, prompts = torch.arange(len(partners)) < sizes[:, None], torch.arange(len(clean))
     shifts = _random_shifts(sizes, n_permutations, seed)
     mismatched, plain, adjusted = {}, {}, {}
-    for name, by_shift in measured.items():
-        stacked = torch.stack(by_shift, -1)  # [cell prompt shift]
-        there = torch.arange(len(partners)) < sizes[:, None]
-        others = stacked.masked_fill(~there, 0)[..., 1:].sum(-1) / (sizes - 1)
-        mismatched[name] = others.unflatten(0, grid.shape)
-        mean = (stacked.masked_fill(~there, 0).sum(-1) / sizes).mean(-1)  # over all permutations
-        permuted = torch.stack([stacked[:, torch.arange(len(into)), each].mean(-1) for each in shifts], -1)
-        tests = _compare(stacked[..., 0].mean(-1) - mean, permuted - mean[:, None])
-        plain[name], adjusted[name] = (each.unflatten(0, grid.shape) for each in tests)
-    fields = {each.name: getattr(sweep, each.name) for each in dataclasses.fields(sweep)}
-    return PatchingTest(
-        **fields, mismatched_values=mismatched, p_values=plain, adjusted_p_values=adjusted,
-        n_permutations=n_permutations,
-    )  # fmt: skip
+    for name in named:
+        stacked = torch.stack([each.values[name].double().cpu() for each in sweeps], -1)  # [*axes prompt shift]
+        paired = stacked.masked_fill(~there, 0)
+        mismatched[name] = paired[..., 1:].sum(-1) / (sizes - 1)
+        mean = (paired.sum(-1) / sizes).mean(-1, keepdim=True)  # over all permutations
+        permuted = torch.stack([stacked[..., prompts, each].mean(-1) for each in shifts], -1) - mean
+        observed = (stacked[..., 0].mean(-1, keepdim=True) - mean)[..., 0]
+        tests = _compare(observed.flatten(), permuted.flatten(0, -2))
+        plain[name], adjusted[name] = (each.view_as(observed) for each in tests)
+    fields = {each.name: getattr(sweeps[0], each.name) for each in dataclasses.fields(sweeps[0])}
+    return PatchingTest(**fields, mismatched_values=mismatched, p_values=plain, adjusted_p_values=adjusted)
 
 
 def _shifted_partners(n_prompts: int) -> tuple[list[Int[Tensor, "prompt"]], Int[Tensor, "prompt"]]:

@@ -17,9 +17,10 @@ from mechicl.base.arguments import checked
 from mechicl.base.memory import count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.bridge_parts import BridgeParts
 from mechicl.models.opening.edits import check_edits
-from mechicl.models.opening.sites import Site, hook_names
-from mechicl.models.temporary_hooks import without_user_hooks
+from mechicl.models.opening.parts import TransformerParts, take_apart
+from mechicl.models.opening.sites import Site
 from mechicl.prompts import At
 
 Receiver = Literal["q", "k", "v"]
@@ -45,9 +46,9 @@ def patch_paths(
     as in TransformerLens' `get_act_patch_direct_path`.
 
     Args:
-        model: a mechicl model in eval mode, or one of TransformerLens' protocol whose layers write `z @ W_O` and read
-            the norm of the stream, as GPT-2's do; without clipping or norms after the heads, and for "k" and "v"
-            without shared keys and values.
+        model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` without hooks
+            whose residual stream is the sum of its components' outputs; without norms after the heads, and for "k" and
+            "v" without shared keys and values.
         receiver: the input of B that is patched: its queries "q", keys "k" or values "v". The other arguments are those
             of `patch`.
 
@@ -64,7 +65,7 @@ def patch_paths(
         torch.Size([2, 4, 2, 4, 8])
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
-    _check_additive(adapter, receiver, into[:1])
+    parts = _take_apart(adapter, receiver, into[:1])
     experiment = make_experiment(adapter, into, clean, metrics)
     n_layers, n_heads = adapter.n_layers, adapter.model.cfg.n_heads
     shape = (n_layers, n_heads, n_layers, n_heads)
@@ -74,7 +75,7 @@ def patch_paths(
     # memory: z of both runs, the inputs of all receivers for two senders at a time, and streams
     stream = adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
-    kept = (source_z, into_z, 2 * count_bytes(into_z) + 6 * stream)
+    kept = (source_z, into_z, 2 * count_bytes(into_z) + (6 + n_heads) * stream)
     baseline = experiment.run_baseline(n_cells, *kept, keep_streams=True)
 
     def everywhere(unpatched: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ def patch_paths(
     senders = list(itertools.product(range(n_layers - 1), range(n_heads)))
     with torch.no_grad(), progress_bar(senders, unit="head", progress=progress) as bar:
         for layer, head in bar:
-            change = _written(adapter, layer, head, source_z[z_names[layer]] - into_z[z_names[layer]])
+            change = parts.write(layer, source_z[z_names[layer]] - into_z[z_names[layer]])[head]
             later = range(layer + 1, n_layers)
             received = {names[to]: _received(adapter, to, receiver, baseline.streams[to] + change) for to in later}
             cells = [(Site(receiver, to, head=other),) for to in later for other in range(n_heads)]
@@ -101,45 +102,25 @@ def patch_paths(
 
 
 @torch.no_grad()
-def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> None:
-    """Refuse (ValueError) a model in which heads do not write, and read sums of writes, as their weights imply."""
-    cfg, kind, known = adapter.model.cfg, type(adapter.model).__name__, hook_names(adapter.model)
-    is_wrapped = adapter.reads_prompts and not adapter.ours
-    if is_wrapped or not hasattr(adapter.model.blocks[0], "attn"):
-        raise ValueError(f"{kind} has no attention layers whose inputs and outputs are known")
-    if getattr(cfg, "token_clip", None) is not None:
-        raise ValueError("this model clips its stream: heads' outputs do not add up, and there are no direct paths")
+def _take_apart(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> TransformerParts | BridgeParts:
+    """Return the parts of a model; a ValueError if heads do not write, or read, as their weights imply."""
+    cfg, kind = adapter.model.cfg, type(adapter.model).__name__
+    parts = take_apart(adapter)
+    parts.embed(tokens)  # refuses streams that are not the sum of what parts write
+    if parts.heads_interact:
+        raise ValueError(f"no direct paths in {kind}: heads depend on each other's inputs")
     key_heads = getattr(cfg, "n_key_value_heads", None)
     if receiver != "q" and key_heads not in (None, cfg.n_heads):
         raise ValueError(f"{cfg.n_heads} heads share {key_heads} keys and values: receiver must be 'q'")
-    check_edits(adapter, tokens, [get_act_name(receiver, layer) for layer in range(1, adapter.n_layers)])
-
-    def check(expected: Tensor, name: str, recorded: dict[str, Tensor]) -> None:
+    streams, names = ([get_act_name(part, to) for to in range(adapter.n_layers)] for part in ("resid_pre", receiver))
+    check_edits(adapter, tokens, names[1:])
+    recorded = adapter.record(tokens, [*streams, *names], 1, before_user_hooks=streams)
+    for layer, (stream, name) in enumerate(zip(streams, names, strict=True)):
+        expected = _received(adapter, layer, receiver, recorded[stream])
         near = 1e3 * torch.finfo(expected.dtype).eps  # rounding of other orders of the same sums, not more
         if not torch.allclose(expected, recorded[name], rtol=near, atol=near, equal_nan=True):
-            raise ValueError(f"{name} of {kind} is not a plain sum or product of its inputs: no direct paths")
-
-    for layer in range(adapter.n_layers):
-        bias = getattr(adapter.model.blocks[layer].attn, "b_O", None)
-        parts = ("resid_pre", "attn_out", "mlp_out", "resid_post", "z", receiver)
-        names = {part: name for part in parts if (name := get_act_name(part, layer)) in known}
-        with without_user_hooks(adapter.model):
-            recorded = adapter.record(tokens, [names[part] for part in parts[:4] if part in names], 1)
-        summed = torch.stack([recorded[names[part]] for part in parts[:3] if part in names]).sum(0)
-        check(summed, names["resid_post"], recorded)
-        before_user_hooks = [names["resid_pre"], names["attn_out"]]
-        recorded = adapter.record(tokens, names.values(), 1, before_user_hooks=before_user_hooks)
-        written = torch.stack([_written(adapter, layer, head, recorded[names["z"]]) for head in range(cfg.n_heads)])
-        bias = 0.0 if bias is None else getattr(cfg, "damping", 1.0) * bias
-        check(written.sum(0) + bias, names["attn_out"], recorded)
-        check(_received(adapter, layer, receiver, recorded[names["resid_pre"]]), names[receiver], recorded)
-
-
-def _written(
-    adapter: ModelAdapter, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
-) -> Float[Tensor, "prompt pos d_model"]:
-    W_O = adapter.model.blocks[layer].attn.W_O[head]
-    return getattr(adapter.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
+            raise ValueError(f"no direct paths in {kind}: {name} is not a product of the normed stream and weights")
+    return parts
 
 
 def _received(

@@ -138,7 +138,7 @@ def _run_each(
         return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
 
     def span(index: int) -> tuple[int, int]:
-        return _span(cells[index]) if adapter.is_transformer else (0, adapter.n_layers)  # other models run all layers
+        return _span(cells, index) if adapter.is_transformer else (0, adapter.n_layers)  # other models run all layers
 
     whole: list[int] = []
     for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
@@ -155,7 +155,7 @@ def _run_each(
             for start in range(0, len(batch), suffix.copies):
                 together = batch[start : start + suffix.copies]
                 shifted = [tuple(replace(site, pos=(site.pos or 0) - first) for site in cells[i]) for i in together]
-                hooks_of = partial(_hooks_of_rows, shifted, later, len(baseline))
+                hooks_of = partial(_replacing_hooks, shifted, later, len(baseline), copy=True)
                 predicted = suffix.run(hooks_of, len(together) * len(baseline), layers, baseline.streams)
                 yield from zip(together, predicted.split(len(baseline)), strict=True)
     rest = [cells[i] for i in whole]
@@ -164,14 +164,9 @@ def _run_each(
     yield from ((whole[i], predicted) for i, predicted in run(adapter, baseline, rest, values))
 
 
-def _span(cell: Sites) -> tuple[int, int]:
-    layers = [site.layer for site in cell]
+def _span(cells: Sequence[Sites], index: int) -> tuple[int, int]:
+    layers = [site.layer for site in cells[index]]
     return min(layers), max(layers)
-
-
-def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice) -> list[Hook]:
-    n_rows = min(rows.stop, len(cells) * n_prompts) - rows.start
-    return _replacing_hooks(cells, values, n_prompts, rows.start, n_rows, copy=True)
 
 
 def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:
@@ -195,11 +190,7 @@ def _run_any_cells(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield cells and their predictions; cells with the same first and last layer share batches."""
-    n_prompts = len(baseline)
-
-    def span(index: int) -> tuple[int, int]:
-        return _span(cells[index])
-
+    n_prompts, span = len(baseline), partial(_span, cells)
     for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
         members = list(group)
         batch_size, tokens = baseline.batch_size, baseline.tokens
@@ -213,9 +204,8 @@ def _run_any_cells(
             rows = from_here[torch.arange(start, stop, device=from_here.device) % n_prompts]
             first, last = start // n_prompts, (stop - 1) // n_prompts
             in_batch = [cells[i] for i in members[first : last + 1]]
-            hooks = _replacing_hooks(
-                in_batch, values, n_prompts, start - first * n_prompts, stop - start, copy=not adapter.ours
-            )
+            in_rows = slice(start - first * n_prompts, stop - first * n_prompts)
+            hooks = _replacing_hooks(in_batch, values, n_prompts, in_rows, copy=not adapter.ours)
             if adapter.ours:
                 done.append(adapter.resume(rows, layer, hooks, last_hooked))
             else:
@@ -227,16 +217,16 @@ def _run_any_cells(
 
 
 def _replacing_hooks(
-    cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int, *, copy: bool
+    cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice, *, copy: bool
 ) -> list[Hook]:
-    """Hooks that give each row of a batch (cells' prompts in order, from `skipped` on) its cell's activations.
+    """Hooks that give each row of a batch (some `rows` of the cells' prompts in order) its cell's activations.
 
     Other packages' activations are copied; nothing else reads those that ours give to hooks.
     """
     edits: dict[str, list[tuple[slice, slice, Site]]] = {}
     for i, cell in enumerate(cells):
-        shift = skipped - i * n_prompts
-        begin, end = max(-shift, 0), min(n_prompts - shift, n_rows)
+        shift = rows.start - i * n_prompts
+        begin, end = max(-shift, 0), min(n_prompts - shift, rows.stop - rows.start)
         for site in cell:
             edits.setdefault(site.hook_name, []).append((slice(begin, end), slice(begin + shift, end + shift), site))
     return [(name, replacing_hook(parts, values[name], copy=copy)) for name, parts in edits.items()]
@@ -265,14 +255,15 @@ def replacing_hook(
 
 
 def _is_local(cell: Sites, cfg: TransformerConfig) -> bool:
-    if len(cell) != 1 or cell[0].component not in LOCAL or _position(cell[0]) is None:
+    if len(cell) != 1 or cell[0].component not in LOCAL or position_of(cell[0]) is None:
         return False
     if cell[0].key is not None or cell[0].neuron is not None:  # of neurons there are too many to keep a stream for each
         return False
     return not (cfg.momentum and cfg.momentum_over == "outputs" and cell[0].component in AVERAGED)
 
 
-def _position(site: Site) -> int | None:
+def position_of(site: Site) -> int | None:
+    """Return the position at which a site is; the query's of scores and patterns."""
     return site.query if site.pos is None else site.pos
 
 
@@ -289,8 +280,8 @@ def _run_local_cells(
     def layer_of(index: int) -> int:
         return cells[index][0].layer
 
-    def position_of(index: int) -> int:
-        return _position(cells[index][0]) or 0
+    def position(index: int) -> int:
+        return position_of(cells[index][0]) or 0
 
     for layer, in_layer in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):
         members = list(in_layer)
@@ -299,7 +290,7 @@ def _run_local_cells(
         for head in {cells[i][0].head for i in members}:
             after[head] = _patched_layer(adapter, baseline, Site(component, layer, head=head), values)
         following = layer + (component != "resid_pre")
-        for pos, at_position in groupby(sorted(members, key=position_of), key=position_of):
+        for pos, at_position in groupby(sorted(members, key=position), key=position):
             here = list(at_position)
             changed = torch.cat([after[cells[i][0].head][:, pos] for i in here])  # [cell * prompt, d_model]
             prompts = torch.arange(len(changed), device=changed.device).remainder(n_prompts)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
-from mechicl.analysis.interventions.patching import make_experiment, make_grid
-from mechicl.analysis.interventions.runs import replacing_hook
+from mechicl.analysis.interventions.patching import make_grid, patch
+from mechicl.analysis.interventions.runs import position_of, replacing_hook
 from mechicl.base.arguments import checked
-from mechicl.base.threads import holding, holds_models
+from mechicl.base.threads import holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode, same_up_to_rounding
 from mechicl.models.opening.sites import AXES, BY_KEY, Site, axes_of, has_axes_of
 from mechicl.prompts import Prompts, TokenSequences
@@ -262,32 +261,18 @@ class PatchingSession:
 
     @checked
     def single_effects(self, component: str, head: int | None = None) -> Iterator[list[tuple[int, int, float]]]:
-        """Yield (layer, position, share recovered) of every patch of a component alone, in pieces of about 0.1 s.
+        """Yield (layer, position, share recovered) of every patch of a component alone, a layer at a time.
 
-        The shares equal those of `patch(...).recovered()`, with the session's prompts and metric. Between pieces the
-        model can be used otherwise.
+        The shares are those of `patch(...).recovered()`, with the session's prompts and metric.
         """
-        result, at_once = self.result(), 1
-        if math.isnan(result.recovered):
+        if math.isnan(self.result().recovered):
             raise ValueError(f"clean and corrupted run have the same {self.metric_name}: shares of it are undefined")
-        axes = {"layer": None, "query" if axes_of(component) == BY_KEY else "pos": None}
-        with holding(self.model):
-            tokens, (_, values) = self._adapter.encode(self._corrupted_part), self._clean_run
-            experiment = make_experiment(self._adapter, tokens, tokens, dict([self._metric()]))
-            cells = make_grid(
-                self._adapter, tokens, component, axes | ({} if head is None else {"head": [head]})
-            ).cells()
-            baseline = experiment.run_baseline(len(cells), values)
-            values = {site.hook_name: values[site.hook_name] for (site,) in cells}
-        while cells:
-            started = time.perf_counter()
-            with holding(self.model):
-                (metrics,) = experiment.run_cells(baseline, cells[:at_once], values).values.values()
-            shares = (metrics[:, 0] - result.corrupted_metric) / (result.clean_metric - result.corrupted_metric)
-            places = [(site.layer, _position(site) or 0) for (site,) in cells[:at_once]]
-            yield [(*place, share) for place, share in zip(places, shares.tolist(), strict=True)]
-            cells = cells[at_once:]
-            at_once = max(1, int(at_once * min(4, 0.1 / (time.perf_counter() - started))))
+        along, prompts = "query" if axes_of(component) == BY_KEY else "pos", (self._clean_part, self._corrupted_part)
+        metric, chosen = dict([self._metric()]), {} if head is None else {"head": [head]}
+        for layer in range(self.n_layers):
+            axes = {"layer": [layer], along: None, **chosen}
+            swept = patch(self.model, *prompts, component, axes, metrics=metric, progress=False)
+            yield [(layer, pos, share) for pos, share in enumerate(swept.recovered().flatten().tolist())]
 
     @checked
     def why_no_effect(self, site: Site) -> str:
@@ -303,7 +288,7 @@ class PatchingSession:
             return ""
         if adds_nothing([]):
             return "no effect: both runs have the same activation here, or nothing that follows reads it"
-        there = [each for each in later if _position(each) in (None, _position(site))]
+        there = [each for each in later if position_of(each) in (None, position_of(site))]
         hiding = next((each for each in there if adds_nothing([each])), None)
         return f"hidden by {hiding or 'later patches'}, which replace{'s' if hiding else ''} all that it changes"
 
@@ -388,10 +373,6 @@ class PatchingSession:
     def _tokens_code(self, name: str, number: int) -> str:
         part = f"{name}[{number}:{number + 1}]"
         return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
-
-
-def _position(site: Site) -> int | None:
-    return site.query if site.pos is None else site.pos
 
 
 def _check_number(which: str, number: int, n_prompts: int) -> int:

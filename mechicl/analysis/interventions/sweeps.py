@@ -1,18 +1,15 @@
 """The result of a sweep of interventions: predictions and metrics of every cell, for every prompt."""
 
-import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
-from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import largest
 
@@ -66,20 +63,6 @@ class InterventionSweep(Result):
         if axis not in self.axes:
             raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
-
-    def measure(self, name: str, metric: Metric) -> "InterventionSweep":
-        """Evaluate one more metric on the kept predictions; return a sweep that has it too, under this name."""
-        if self.predictions is None:
-            raise ValueError("the predictions of this sweep were not kept: give the metric to the sweep itself")
-        cells = self.predictions.flatten(0, len(self.axes) - 1)
-        values = torch.stack([evaluate_metric(name, metric, cell) for cell in cells]).unflatten(0, self.shape)
-        extra = {} if self.source is None else {name: evaluate_metric(name, metric, self.source)}
-        return dataclasses.replace(
-            self,
-            values=self.values | {name: values},
-            unpatched_values=self.unpatched_values | {name: evaluate_metric(name, metric, self.unpatched)},
-            source_values=self.source_values | extra,
-        )
 
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """Return the change of a metric (by default the first) by each intervention, `[*axes prompt]`."""
@@ -146,7 +129,7 @@ class InterventionSweep(Result):
 
     def _metric(self, name: str | None) -> str:
         if not self.values:
-            raise ValueError(f"{self.what} has no metric yet: add one with measure(name, metric)")
+            raise ValueError(f"{self.what} has no metric yet: give metrics= to the sweep")
         if name is not None and name not in self.values:
             raise ValueError(f"no metric {name!r} was measured, only {list(self.values)}")
         return name or next(iter(self.values))

@@ -8,16 +8,14 @@ import torch
 
 from mechicl import algorithms, analysis
 from mechicl.algorithms import averaging, gradient_descent, newton, ols
+from mechicl.analysis import behaviour as b
 from mechicl.analysis import (
-    Lens,
     identify,
     identify_on_tokens,
     match,
     regret,
 )
-from mechicl.analysis import behaviour as b
 from mechicl.analysis.behaviour.alignment import similarity_of_errors, similarity_of_weights
-from mechicl.analysis.behaviour.families import family_weights
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -33,7 +31,6 @@ OLS = AlgorithmLearner(ols)
 BROKEN = AlgorithmLearner(lambda prompts: (prompts.query.xs * math.nan).sum(1, keepdim=True))
 NOT_FINITE = AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf))
 UNIFORM, WIDE = (TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": n}) for n in (3, 4))
-PAIRED = HookedTransformer(TransformerConfig(x_dim=3, n_context=4))
 QUIET: Any = {"n_prompts": 10, "progress": False}
 
 
@@ -59,8 +56,6 @@ def ranking(n: int = 6):
 @pytest.mark.parametrize(("call", "named"), [
     (lambda: analysis.align(Constant(), Constant(), PROMPTS), "Constant.predict is not differentiable"),
     (lambda: b.regressed_weights(OLS, PROMPTS, torch.ones(2, 3)), r"queries must be \[query x\] with x = 3"),
-    (lambda: analysis.measure_forgetting(OLS, PROMPTS.prefix(0)), "context points to forget"),
-    (lambda: b.measure_outside_span(Lens(PAIRED), PROMPTS.to(torch.float32)), "weights of every prefix"),
     (lambda: analysis.measure_shifted_losses({}, THREE_INPUTS), "at least one learner and one scale"),
     # ---- matches ----
     (lambda: match(NEWTON, NEWTON, PROMPTS[:0]), "at least one prompt"),
@@ -81,7 +76,6 @@ def ranking(n: int = 6):
     (lambda: also(BROKEN), "'mine' predicts numbers that are not finite"),
     (lambda: also(AlgorithmLearner(lambda prompts: prompts.query.xs)), "got the shape"),
     (lambda: also(NOT_FINITE), "'mine' predicts no finite numbers for any of its 2"),
-    (lambda: family_weights(torch.ones(2, 3), [0], 1.0), "n_fitted must have a number for each of 2 families"),
     (lambda: identify_on_tokens(UNIFORM, RepeatedTokens(d_vocab=3, n_ctx=9, max_period=4)), "also="),
     (lambda: identify_on_tokens(UNIFORM, CHAINS, also={"w": WIDE}, **QUIET), "'w' predicts 4 tokens, and the net"),
     (lambda: identify_on_tokens(UNIFORM, CHAINS, **QUIET).gap("other"), "learner must be one of 'uniform'"),

@@ -80,21 +80,17 @@ def test_the_filter_of_ridge_is_measured():
     torch.testing.assert_close(result.responses, expected, rtol=1e-9, atol=1e-12)
     assert result.is_filter
     assert result.violation("one filter").mean < 1e-4
-    at, values = result.filter(n_bins=6)
+    at, values = result.filter()
     assert at == sorted(at)
     assert all(low.mean < high.mean for low, high in itertools.pairwise(values))
     per_prompt = measured(lambda x, y, q: mean(x, y, q) / y.square().mean(1).sqrt() / x.square().mean((1, 2)))
     assert "one filter" in per_prompt.violated
 
 
-def test_influence_forgets_and_outliers_are_bounded():
+def test_influence_forgets():
     discount = 0.5 ** torch.arange(7, -1, -1.0, dtype=torch.float64)
     result = measured(lambda x, y, q: (discount * y).sum(1))
     torch.testing.assert_close(result.influence.mean(1), discount.square())
-    assert result.robustness.mean().item() == pytest.approx(1)
-    bounded = measured(lambda x, y, q: y.clamp(-1, 1).sum(1))
-    assert bounded.robustness.mean() < 0.01
-    assert result.distances.shape == (8, N)
 
 
 def test_noise_and_size_of_the_sample_make_the_interval():
@@ -172,9 +168,8 @@ def test_an_algorithm_has_the_properties_of_its_theorem(card):
         assert {name: result.violation(name).mean for name in card.violates if result.violation(name).mean < 1e-4} == {}
 
 
-def test_noise_moves_a_linear_learner_by_the_influence_of_all_points_and_pools_have_few_weights():
+def test_pools_have_few_weights():
     result = fingerprint(RIDGE, TASK, n_prompts=512, progress=False)
-    assert result.noise_response.mean() == pytest.approx(result.influence.sum(0).mean().item(), rel=0.2)
     assert 0.3 < result.clustering.mean() < 3
     pool = TaskPool(x_dim=3, n_context=12, n_tasks=4)
     chosen = fingerprint(algorithms.references(pool)["dmmse"], pool, n_prompts=128, progress=False)

@@ -325,15 +325,14 @@ def test_a_note_tells_where_the_families_do_not_apply():
 
 
 def test_weights_are_the_criterion_where_prompts_agree():
-    distances, fitted = [0.05, 0.1, 0.02], [2, 1, 6]
-    rows = torch.tensor(distances)[:, None].expand(3, 40).double()
-    pairs = zip([*distances, 0.12], [*fitted, 0], strict=True)
-    scores = [-(20 - 0.7 * k) / 2 * math.log(d / 4 + 1e-10) for d, k in pairs]
+    numbers = [(0.05, 2), (0.1, 1), (0.02, 6)]
+    matches = result_of(**{f"family_{k}": ([d] * 40, k) for d, k in numbers}).matches
+    scores = [-(20 - 0.7 * k) / 2 * math.log(d + 1e-10) for d, k in (*numbers, (0.03, 0))]
     expected = np.exp(scores) / np.exp(scores).sum()
-    measured = family_weights(rows, fitted, 4.0, evidence=20.0, price=0.7, elsewhere=0.03)
+    measured = family_weights(matches, evidence=20.0, price=0.7, elsewhere=0.03)
     np.testing.assert_allclose(measured.numpy(), expected[:3], rtol=1e-6)
-    infinite = torch.tensor([[1.0, math.inf], [1.0, 1.0]], dtype=torch.float64)
-    assert family_weights(infinite, [0, 9], 1.0, elsewhere=1e30).tolist() == [0, pytest.approx(1)]
+    infinite = result_of(infinite=([1.0, math.inf], 0), finite=([1.0, 1.0], 9)).matches
+    assert family_weights(infinite, elsewhere=1e30).tolist() == [0, pytest.approx(1)]
 
 
 def test_the_answer_is_the_likeliest_family_and_its_likeliest_member():

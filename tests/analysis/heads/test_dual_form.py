@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
 from mechicl.analysis import measure_target_copying, read_dual_form
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.pretrained.loading import from_transformers
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-from tests.analysis.interventions.oracles import bridge, ids
-from tests.families import open_family, token_ids
+from tests.families import token_ids
+from tests.models.pretrained.variants import make_variant
 from tests.strategies import random_model, random_tokens
 
 SIX_PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.float64)
@@ -93,31 +92,31 @@ def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("n_demonstrations", [None, 0, 4])
-def test_a_bridge_against_plain_loops(kind: str, n_demonstrations: int | None):
-    model, tokens = bridge(kind), ids(3, n=4, n_pos=7, d_vocab=20)
-    n = 6 if n_demonstrations is None else n_demonstrations
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["GPT-2", "Llama"])
+def test_a_pretrained_family_against_plain_loops(family: str):
+    theirs = make_variant(family)
+    model, tokens, n = from_transformers(HookedTransformer, theirs), token_ids(3, 4), 4
     for layer in range(model.cfg.n_layers):
-        result = read_dual_form(model, tokens, layer, n_demonstration_tokens=n_demonstrations)
+        result = read_dual_form(model, tokens, layer, n_demonstration_tokens=n)
         _, cache = model.run_with_cache(tokens)
         cached = {part: cache[f"blocks.{layer}.attn.hook_{part}"].double().numpy() for part in "qkvz"}
-        # [d_model d_model] as the wrapped modules hold it: GPT-2's maps from rows, Llama's from columns
-        if kind == "gpt2":
-            output = model.original_model.transformer.h[layer].attn.c_proj.weight
+        # [d_model d_model] as transformers has it: GPT-2's maps from rows, Llama's from columns
+        if family == "GPT-2":
+            output = theirs.transformer.h[layer].attn.c_proj.weight
         else:
-            output = model.original_model.model.layers[layer].self_attn.o_proj.weight.T
+            output = theirs.model.layers[layer].self_attn.o_proj.weight.T
         output = output.detach().double().numpy()
         n_heads, d_head = cached["q"].shape[2:]
         shared = n_heads // cached["k"].shape[2]
         assert result.relative_error.shape == (n_heads, 4)
         for p in range(4):
             q, k = cached["q"][p], cached["k"][p]
-            q, k = (rotated(q), rotated(k)) if kind == "llama" else (q, k)
+            q, k = (rotated(q), rotated(k)) if family == "Llama" else (q, k)
             for h in range(n_heads):
                 W_O = output[h * d_head : (h + 1) * d_head]
                 maps = np.zeros((2, d_head, output.shape[1]))
-                for i in range(7):
+                for i in range(tokens.shape[1]):
                     value = cached["v"][p, i, h // shared] @ W_O
                     maps[int(i < n)] += np.outer(k[i, h // shared], value) / math.sqrt(d_head)
                 written = cached["z"][p, -1, h] @ W_O
@@ -125,45 +124,16 @@ def test_a_bridge_against_plain_loops(kind: str, n_demonstrations: int | None):
                 np.testing.assert_allclose(result.zero_shot[:, :, h, p].numpy(), maps[0], rtol=1e-4, atol=1e-4)
                 np.testing.assert_allclose(result.update[:, :, h, p].numpy(), maps[1], rtol=1e-4, atol=1e-4)
                 assert result.relative_error[h, p].item() == pytest.approx(error, rel=1e-4)
-        assert result.relative_error.min() > 1e-3
-
-
-TINY: dict[str, Any] = {
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "head_dim": 4,
-    "intermediate_size": 8, "vocab_size": 20, "max_position_embeddings": 16, "initializer_range": 0.5,
-}  # fmt: skip
-
-
-def test_keys_outside_a_window_have_no_part():
-    config = MistralConfig(sliding_window=3, **TINY)
-    torch.manual_seed(0)
-    model = build_bridge_from_module(MistralForCausalLM(config).eval(), "MistralForCausalLM", hf_config=config)
-    tokens = ids(0, d_vocab=20)
-    assert read_dual_form(model, tokens, n_demonstration_tokens=3).update.abs().max() == 0  # the last of six sees three
-    assert read_dual_form(model, tokens, n_demonstration_tokens=4).update.abs().min() > 0
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_dual_form_has_the_factor_of_the_residual_update():
-    model, plain = open_family("Granite")
-    tokens, block = token_ids(0), plain.model.layers[0].self_attn
-    result = read_dual_form(model, tokens)
-    _, cache = model.run_with_cache(tokens)
-    k, v = (cache[f"blocks.0.attn.hook_{part}"] for part in ("rot_k", "v"))
-    values = torch.einsum("pid,md->pim", v[:, :, 0], block.o_proj.weight[:, 4:])  # of the second of two heads
-    expected = plain.config.residual_multiplier * block.scaling * torch.einsum("pid,pim->dmp", k[:, :, 0], values)
-    found = (result.zero_shot + result.update)[:, :, 1].float()
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="norms the sum of its heads' outputs"):
-        read_dual_form(open_family("OLMo 2")[0], tokens)
-
-
-def test_scores_that_are_more_than_products_are_refused():
-    config = Gemma2Config(attn_logit_softcapping=5.0, **TINY)
-    torch.manual_seed(0)
-    model = build_bridge_from_module(Gemma2ForCausalLM(config).eval(), "Gemma2ForCausalLM", hf_config=config)
-    with pytest.raises(ValueError, match="hook_attn_scores of this TransformerBridge is not the scaled products"):
-        read_dual_form(model, ids(0, d_vocab=20))
+def test_keys_outside_a_window_have_no_part():
+    model = from_transformers(HookedTransformer, make_variant("Mistral"))
+    tokens, window = token_ids(0, 2), model.cfg.window_size
+    assert window is not None
+    hidden = tokens.shape[1] - window
+    assert read_dual_form(model, tokens, n_demonstration_tokens=hidden).update.abs().max() == 0
+    assert read_dual_form(model, tokens, n_demonstration_tokens=hidden + 1).update.abs().max() > 0
 
 
 # ---- copying ----

@@ -117,25 +117,17 @@ def read_by(model: Any, **options: Any) -> Tensor:
     return torch.cat(seen[1:])  # without the pass of one prompt that measures memory
 
 
-SIZES = [((40, 50), None, 25), ((40, 50), 7, 24), ((40, 51), 7, 25), ((9, 50), 0, 8), ((9, 4), None, 2)]
-
-
-@pytest.mark.parametrize(("sizes", "prepend", "period"), SIZES)
-def test_drawn_sequences_are_a_segment_of_different_tokens_twice(sizes, prepend, period):
-    d_vocab, n_ctx = sizes
+@pytest.mark.parametrize(("d_vocab", "n_ctx", "period"), [(40, 50, 25), (9, 50, 9), (9, 4, 2)])
+def test_drawn_sequences_are_a_segment_of_different_tokens_twice(d_vocab, n_ctx, period):
     model = constructions.induction(d_vocab=d_vocab, n_ctx=n_ctx)  # whose embedding is one-hot
-    tokens = read_by(model, n_prompts=20, prepend=prepend)
-    if prepend is not None:
-        assert (tokens[:, 0] == prepend).all()
-        tokens = tokens[:, 1:]
-        assert not (tokens == prepend).any()
+    tokens = read_by(model, n_prompts=20)
     assert tokens.shape == (20, 2 * period)
     assert torch.equal(tokens[:, :period], tokens[:, period:])
     assert all(len(set(row)) == period for row in tokens.tolist())
-    assert set(tokens.flatten().tolist()) == set(range(d_vocab)) - {prepend} or period < 9
-    assert torch.equal(read_by(model, n_prompts=20, prepend=prepend)[:, -period:], tokens[:, :period])
+    assert set(tokens.flatten().tolist()) == set(range(d_vocab)) or period < 9
+    assert torch.equal(read_by(model, n_prompts=20)[:, -period:], tokens[:, :period])
     if d_vocab == 40:
-        assert not torch.equal(read_by(model, n_prompts=20, prepend=prepend, seed=1)[:, -period:], tokens[:, :period])
+        assert not torch.equal(read_by(model, n_prompts=20, seed=1)[:, -period:], tokens[:, :period])
 
 
 @quick
@@ -234,10 +226,9 @@ def test_the_baseline_is_what_random_matrices_get():
         assert 0 < (other - less[pairs]).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("prepend", [None, 3])
-def test_the_planted_heads_are_found(prepend):
+def test_the_planted_heads_are_found():
     model = constructions.induction(**INDUCTION)
-    scores = score_heads(model, prepend=prepend)
+    scores = score_heads(model)
     planted = {"previous_token": (0, 2), "induction": (1, 1), "copying": (1, 1), "prefix_matching": (1, 1)}
     for name, place in planted.items():
         assert scores.best(name)[:2] == place
@@ -248,7 +239,7 @@ def test_the_planted_heads_are_found(prepend):
     assert scores.mean("duplicate_token").max() < 0.1
     assert prefix_matching_scores(model)[0, 2, 1, 1] > 0.99
     assert composition_scores(model, "K")[0, :, 1, 1].argmax() == 2
-    second_copy = range(25, 50) if prepend is None else range(25, 49)
+    second_copy = range(25, 50)
     for name, value in scores.chance.items():
         queries = range(1, second_copy.stop) if name == "previous_token" else second_copy
         by_hand = np.mean([1 / (i + 1) for i in queries]) if scores.is_of_attention(name) else 0
@@ -334,6 +325,7 @@ NO_PROMPTS, NO_CONTEXT = SIX[:0], SIX.prefix(0)
 LINEAR, MODEL = (random_model(cfg).eval() for cfg in (TOKENS.replace(attention="linear"), POINTS))
 PAIRED = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4)).eval()
 MOMENTUM = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, keys="causal", momentum=0.5)).eval()
+NORMED = random_model(TOKENS.replace(normalization_type="RMS", norm_location="after")).eval()
 LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
 
 
@@ -346,7 +338,6 @@ def score(**options: Any):
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("call", "named"), [
     (lambda: score(n_ctx=3), "at least 4 positions and 2 different tokens; the model has n_ctx=3"),
-    (lambda: score(prepend=0, sequences=IDS), "prepend is for drawn sequences"),
     (lambda: score(prompts=SIX), "prompt_format='token_ids' is scored on token ids"),
     (lambda: score(sequences=IDS[:0]), "one prompt or more"),
     (lambda: score(sequences=torch.arange(8)[None]), "a token that occurs twice"),
@@ -364,19 +355,20 @@ def score(**options: Any):
     # ---- the dual form ----
     *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
       for n in (-1, 6)],
-    (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
-    (lambda: read_dual_form(bridge(), SIX), r"reads token ids \[prompt pos\], got"),
+    (lambda: read_dual_form(bridge(), IDS), "attention of a HookedTransformer, got TransformerBridge"),
+    (lambda: read_dual_form(LINEAR, IDS, 3), "layer must be 0 to 2, got 3"),
+    (lambda: read_dual_form(LINEAR, SIX), r"reads token ids \[prompt pos\], got"),
     *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]")
       for bad in (IDS[0], IDS[:, :0], IDS.double())],
-    (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
-    (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
+    (lambda: read_dual_form(MOMENTUM, SIX), r"got momentum=0\.5"),
+    (lambda: read_dual_form(NORMED, IDS), "norms the sum of its heads' outputs"),
+    (lambda: read_dual_form(LSTM, SIX), "HookedTransformer, got HookedLSTM"),
     # ---- copying ----
     (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
-    *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
-      for p in (NO_PROMPTS, NO_CONTEXT)],
+    *[(lambda p=p: measure_target_copying(MODEL, p), "at least two prompts and one context point")
+      for p in (SIX[:1], NO_CONTEXT)],
     *[(lambda layer=layer: measure_target_copying(MODEL, SIX, layer), "layer must be 0 to 1, got")
       for layer in (-1, 2)],
-    (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
 ])  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):

@@ -51,9 +51,10 @@ def test_metrics_get_predictions_in_float32_or_more(name: str, dtype: torch.dtyp
 def test_effects_in_bfloat16_are_differences_in_float32():
     model = random_model(CONFIG).to(torch.bfloat16)
     metric = logit_difference(CLEAN[:, 0], CLEAN[:, 1])
-    swept = patch(model, CLEAN, CORRUPTED, "z", ("layer", "head"), metrics={}).measure("metric", metric)
-    assert swept.predictions is not None
-    after = torch.stack([metric(logits.double()) for logits in swept.predictions.flatten(0, 1)])
+    swept = patch(model, CLEAN, CORRUPTED, "z", ("layer", "head"), metrics=metric)
+    predictions = patch(model, CLEAN, CORRUPTED, "z", ("layer", "head"), metrics={}).predictions
+    assert predictions is not None
+    after = torch.stack([metric(logits.double()) for logits in predictions.flatten(0, 1)])
     effects = after - metric(model(CORRUPTED, at="query")[:, -1].double())
     torch.testing.assert_close(swept.effect().flatten(0, 1).double(), effects, rtol=1e-6, atol=1e-6)
     rounded = after.bfloat16() - metric(model(CORRUPTED, at="query")[:, -1])

@@ -83,7 +83,6 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "streams": lambda: of_ours(patch, wide(), "resid_pre", {"layer": None, "pos": [1, 6]}, direction="noising"),
     "patterns": lambda: of_ours(patch, wide(), "pattern", {"layer": None, "head": None, "query": [3]}),
     "ablation": lambda: of_ours(ablate, wide(), "z", {"layer": None, "head": [0, 2]}),
-    "directions": lambda: of_ours(ablate, wide(), "resid_pre", ("layer",), directions=torch.eye(32)[:2]),
     "paths": lambda: of_ours(patch_paths, wide(n_heads=2)),
     "linear": lambda: of_ours(patch, linear(), "z", {"layer": None, "pos": [1, 2], "head": None}),
     "bridge": lambda: of_bridge("z", {"layer": [0], "head": [0, 3]}),

@@ -201,7 +201,7 @@ def test_no_earlier_occurrence_of_the_last_token_remains(clean, d_vocab, seed):
     size = d_vocab or int(clean.max()) + 1
     assume(size > 1)
     before = clean.clone()
-    corrupted = corrupt_tokens(clean, "occurrences", d_vocab=d_vocab, seed=seed)
+    corrupted = corrupt_tokens(clean, d_vocab=d_vocab, seed=seed)
     assert torch.equal(clean, before)
     assert (corrupted.shape, corrupted.dtype) == (clean.shape, torch.int64)
     assert torch.equal(corrupted[:, -1], clean[:, -1])
@@ -210,12 +210,3 @@ def test_no_earlier_occurrence_of_the_last_token_remains(clean, d_vocab, seed):
     assert torch.equal(corrupted[:, :-1][~earlier], clean[:, :-1][~earlier])
     assert ((corrupted >= 0) & (corrupted < size)).all()
     assert torch.equal(corrupted, corrupt_tokens(clean, d_vocab=d_vocab, seed=seed))
-
-
-def test_another_sequence():
-    clean = torch.arange(20).reshape(5, 4)
-    corrupted = corrupt_tokens(clean, "sequence", seed=2)
-    taken = corrupted[:, 0] // 4
-    assert torch.equal(corrupted, clean[taken])
-    assert sorted(taken.tolist()) == list(range(5))
-    assert (taken != torch.arange(5)).all()
