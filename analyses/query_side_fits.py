@@ -13,7 +13,7 @@ from jaxtyping import Float
 from query_side import FIRST, exchanged_sources
 from torch import Tensor
 
-from analyses.support.address_descent import AddressDescent, AddressFit, address_descent, fit_address_descent
+from analyses.support.address_descent import AddressDescent, AddressFit, address_descent, centre, fit_address_descent
 from analyses.support.script import Option, regression_checkpoint, script
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis
 from mechicl.analysis.causes import exchange_patterns
@@ -119,7 +119,7 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
         fits[name] = fit_address_descent(
             prompts, targets, scores=studied.scores, steps=studied.steps, heads=heads, starts=args.starts,
             iterations=args.iterations // (2 if name == "H2" else 1), held_out=args.n_prompts, seed=args.seed,
-            causal=studied.copies, progress=False, **options,
+            causal=studied.copies, **options,
         )  # fmt: skip
         print(studied.name, name, [(fit.objective, fit.iterations, fit.converged) for fit in fits[name]], flush=True)
     others = task.sample(len(held_out), seed=args.seed + 10)
@@ -151,8 +151,8 @@ def _summary(
         "weakest_intervention": test.score.mean, "weakest_state": min(states), "exchanges": exchanges,
     }  # fmt: skip
     if studied.scores is not None:
-        true = _centred(studied.scores[:, :, -len(held_out) :])
-        made = _centred(best.algorithm.run_query(held_out)[1])
+        true = centre(studied.scores[:, :, -len(held_out) :])
+        made = centre(best.algorithm.run_query(held_out)[1])
         r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
         numbers["weakest_score"] = r2.min().item()
     stopped = [f"{fit.iterations}{'' if fit.converged else ' (not converged)'}" for fit in fits]
@@ -206,7 +206,7 @@ def log_patterns(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "s
         _, cache = model.run_with_cache(model.encode(prompts[start : start + 256]))
         rows = [cache[f"blocks.{layer}.attn.hook_pattern"][:, :, -1, :-1] for layer in range(FIRST, model.cfg.n_layers)]
         parts.append(torch.stack(rows).unflatten(-1, (-1, 2)).sum(-1).clamp(min=1e-12).log().transpose(1, 2))
-    return _centred(torch.cat(parts, 2))
+    return centre(torch.cat(parts, 2))
 
 
 @torch.no_grad()
@@ -232,10 +232,6 @@ def known_models(prompts: Prompts) -> list[Studied]:
         schedule = tuple((k, k) for k in range(n + 1))
         studied.append(Studied(f"model that runs {name}", model, schedule, None, range(n), copies=False))
     return studied
-
-
-def _centred(scores: Tensor) -> Tensor:
-    return scores - scores.mean(-1, keepdim=True)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, count, query_of
-from mechicl.base.arguments import Count, checked
 from mechicl.base.optimizers import Adam
-from mechicl.base.progress import progress_bar
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -39,7 +37,6 @@ class AddressDescent(StepwiseAlgorithm):
 
     variables = ("x", "y", "transformed x", "prediction")
 
-    @checked
     def __init__(
         self,
         matrices: Float[Tensor, "step head x x"],
@@ -75,7 +72,6 @@ class AddressDescent(StepwiseAlgorithm):
             "transformed x": address - (address_rates * weights).sum(1) @ self._keys(context),
         }
 
-    @checked(undefined=True)
     def run_query(self, prompts: Prompts) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "step head prompt point"]]:
         """Return the query's prediction, and its scores in every step, in the prompts' dtype."""
         context, query = self._start(prompts)
@@ -85,7 +81,6 @@ class AddressDescent(StepwiseAlgorithm):
             query, context = self.step(k, query, context), self._next_context(k, context)
         return query["prediction"][:, 0], torch.stack(scores)
 
-    @checked(undefined=True)
     def exchange(
         self, prompts: Prompts, sources: Prompts, *, steps: Sequence[int], component: Literal["pattern", "q"]
     ) -> Float[Tensor, "prompt y"]:
@@ -131,24 +126,18 @@ class AddressDescent(StepwiseAlgorithm):
         return (hidden.masked_fill(blind, 0.0).softmax(-1) * sees) if blind.any() else hidden.softmax(-1)
 
 
-@checked
-def address_descent(algorithm: AddressDescent, *, n_context: Count, y_dim: Count = 1) -> HookedTransformer:
+def address_descent(algorithm: AddressDescent, *, n_context: int) -> HookedTransformer:
     """Build a transformer that equals `AddressDescent` to rounding: a known answer for tests of that hypothesis.
 
     The first layer copies the query's x into its address z, a vector by which the query attends. In each further
     layer, one for each step, head h attends to point i with the score `x_iᵀ A_h z`. It adds the targets that it reads
     to the prediction, and moves z by the inputs that it reads. With `moving_keys` the context points move addresses of
     their own, from which keys are made.
-
-    Args:
-        algorithm: the algorithm; causal ones are not built.
-        n_context: number of context points of the config.
-        y_dim: dimension of the targets.
     """
     if algorithm.causal:
         raise ValueError("algorithm must not be causal: every point of a paired prompt attends to the whole context")
     x_dim = algorithm.matrices.shape[-1]
-    stream = Stream(x=x_dim, y=y_dim, address=x_dim, prediction=y_dim)
+    stream = Stream(x=x_dim, y=1, address=x_dim, prediction=1)
     x, y, address = stream.read("x"), stream.read("y"), stream.read("address")
     keys = address if algorithm.moving_keys else x
     values = torch.cat([keys, y], dim=1)
@@ -170,21 +159,13 @@ def address_descent(algorithm: AddressDescent, *, n_context: Count, y_dim: Count
 
 @dataclass(frozen=True)
 class AddressFit:
-    """An address descent that was fitted from one start.
+    """An address descent that was fitted from one start."""
 
-    Attributes:
-        algorithm: the fitted algorithm, float64.
-        objective: the minimised value: see `fit_address_descent`.
-        unexplained: mean squared distance from held-out predictions, relative to the mean square of these targets.
-        iterations: number of L-BFGS iterations.
-        converged: True if the fit ended because its objective no longer fell.
-    """
-
-    algorithm: AddressDescent
-    objective: float
-    unexplained: float
-    iterations: int
-    converged: bool
+    algorithm: AddressDescent  # float64
+    objective: float  # the minimised value: see `fit_address_descent`
+    unexplained: float  # mean squared distance from held-out predictions, relative to the mean square of these targets
+    iterations: int  # of L-BFGS
+    converged: bool  # whether the fit ended because its objective no longer fell
 
 
 @torch.enable_grad()
@@ -193,16 +174,13 @@ def fit_address_descent(
     targets: Float[Tensor, "prompt y"],
     *,
     scores: Float[Tensor, "step head prompt point"] | None = None,
-    steps: int = 6,
-    heads: int = 4,
-    kernel: AddressKernel = "softmax",
-    moving_keys: bool = False,
-    causal: bool = False,
-    starts: int = 3,
-    iterations: int = 1000,
-    held_out: int = 1024,
+    steps: int,
+    heads: int,
+    starts: int,
+    iterations: int,
+    held_out: int,
     seed: int = 0,
-    progress: bool | None = None,
+    **options: Any,
 ) -> list[AddressFit]:
     """Fit address descent to a model's predictions, and to its attention scores, from several starts.
 
@@ -217,43 +195,34 @@ def fit_address_descent(
         targets: the model's predictions of the query.
         scores: attention scores of the model's query at the context's points, for each step and head; centred over
             points. None to fit predictions alone.
-        steps: number of steps.
         heads: number of heads in each step.
-        kernel: "softmax" or "linear".
-        moving_keys: True for context points that move their addresses too.
-        causal: True if a context point reads only itself and the points before it.
         starts: number of random initial values.
         iterations: largest number of L-BFGS iterations of a start.
-        seed: seed of initial values and batches.
+        options: `kernel`, `moving_keys` and `causal` of the algorithm.
 
     Returns:
         A fit for each start, the one with the smallest objective first.
     """
-    if scores is not None and scores.shape[:2] != (steps, heads):
-        raise ValueError(f"scores must be of {steps} steps and {heads} heads, got {tuple(scores.shape[:2])}")
     n_fitting = len(prompts) - held_out
-    if n_fitting < 1:
-        raise ValueError(f"held_out must be below the number of prompts, {len(prompts)}; got {held_out}")
     x_dim, fitted = prompts.x_dim, prompts.to(dtype=torch.float32)
-    options = {"kernel": kernel, "moving_keys": moving_keys, "causal": causal}
     power = targets.square().mean().item()
-    centred = None if scores is None else _centred(scores.float())
+    centred = None if scores is None else centre(scores.float())
     spread = None if centred is None else centred.square().mean((2, 3)).clamp(min=1e-12)
 
     def objective(values: Sequence[Tensor], rows: Tensor) -> Tensor:
         predicted, found = AddressDescent(*values, **options).run_query(fitted[rows])
         loss = (predicted - targets[rows].float()).square().mean() / power
         if centred is not None and spread is not None:
-            distances = (_centred(found) - centred[:, :, rows]).square().mean((2, 3))
+            distances = (centre(found) - centred[:, :, rows]).square().mean((2, 3))
             loss = loss + (distances / spread).mean()
         if not math.isfinite(loss.item()):
             raise ValueError("the fit diverges")
         return loss
 
     fits, whole = [], torch.arange(n_fitting)
-    for start in progress_bar(range(starts), unit="start", progress=progress, desc="address descent"):
+    for start in range(starts):
         generator = torch.Generator().manual_seed(1000 * seed + start)
-        scale = 1.0 if kernel == "softmax" else 1 / prompts.n_context
+        scale = 1 / prompts.n_context if options.get("kernel") == "linear" else 1.0
         noise = 0.1 * torch.randn(steps, heads, x_dim, x_dim, generator=generator)
         rates = torch.full((steps, heads), 1 / heads)
         values = [scale * (torch.eye(x_dim) + noise), rates, rates.clone()]
@@ -303,6 +272,6 @@ def _lbfgs(values: Sequence[Tensor], objective: Callable[[], Tensor], iterations
     return before, n, False
 
 
-def _centred(scores: Tensor) -> Tensor:
+def centre(scores: Tensor) -> Tensor:
     """Scores minus their mean over points, which a softmax ignores."""
     return scores - scores.mean(-1, keepdim=True)

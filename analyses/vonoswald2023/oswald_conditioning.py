@@ -9,11 +9,12 @@ import plotly.graph_objects as go
 import torch
 
 from analyses.support.conditioning import (
+    FLOOR,
     Conditioning,
     EigenvalueRange,
     measure_conditioning,
     transformed_eigenvalues,
-)
+)  # fmt: skip
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import by_seed
 from mechicl.analysis import fit_construction
@@ -112,11 +113,11 @@ def _eigenvalue_rows(m: GammaStudy) -> list[Row]:
         values = torch.tensor([getattr(r, which) for r in m.ranges], dtype=torch.float64)
         low, high = values.min().item(), values.max().item()
         words = f"{low:.3g} to {high:.3g} in {len(values)} draws"
-        many_decades = high > 2 * low and m.conditioning.floor > low / 100
+        many_decades = high > 2 * low and low / 100 < FLOOR
         ends = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
         drawn = Interval(values.mean().item(), *ends, n=len(values))  # where single draws lie: one was printed
         measured = words if many_decades else drawn
-        note = f"cut at {m.conditioning.floor:g}" if many_decades else words
+        note = f"cut at {FLOOR:g}" if many_decades else words
         rows.append(Row(f"{which} eigenvalue, n = {m.n}", _printed(m.n).get(f"{which}_eigenvalue"), measured,
                         "draws, where 95% of them lie", note))  # fmt: skip
     return rows

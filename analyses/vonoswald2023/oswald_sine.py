@@ -88,7 +88,7 @@ def compare(args: Any) -> Comparison:
     for name, models in kinds.items():
         kernels = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
         views[name] = kernels[0]
-        nonlinear = torch.stack([_relative(view.parts.remainder, view.parts.prediction) for view in kernels], 1)
+        nonlinear = torch.stack([_relative(view.remainder, view.prediction) for view in kernels], 1)
         rows += [
             Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in kernels])),
                 "seeds", "on a grid of inputs"),
@@ -221,7 +221,7 @@ def _functions(
         dashed = {"dash": "dash", "width": 1.5}
         lines: list[tuple[str, Tensor, str, dict[str, Any]]] = [("true function", truth[i], "#bbbbbb", {"width": 6})]
         lines += [(f"{name}, before", values, colors[name], dashed) for name, values in initial.items()]
-        lines += [(name, values[i], colors[name], {}) for name, values in functions.items()]
+        lines += [(name, values[:, i], colors[name], {}) for name, values in functions.items()]
         for name, values, color, look in lines:
             add_line(fig, inputs, values[:, 0].tolist(), name, color, place=place, legendgroup=name,
                      showlegend=i == 0, **look)  # fmt: skip

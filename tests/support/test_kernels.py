@@ -11,17 +11,13 @@ from analyses.support.kernels import (
     KernelView,
     adapted_functions,
     contributions,
-    decompose,
     initial_function,
     kernel_heatmaps,
-    kernel_parts,
-    point_streams,
     view_kernel,
-)
+)  # fmt: skip
 from mechicl import algorithms, constructions
-from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmLearner
-from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import SineRegression
 from tests.strategies import random_model, random_prompts
@@ -38,24 +34,12 @@ MODELS = {
     "relu attention": {"attention": "relu", "damping": 0.6, "normalize_by_context": False},
     "read-out": {"read_out": "linear", "read_bias": True},
     "no MLP": {"d_mlp": None, "mlp_location": "blocks", "d_model": 2, "read_in": "identity"},
-    "two targets": {"y_dim": 2, "x_dim": 3},
 }
 GRID = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
 
 
 def make(name: str) -> HookedTransformer:
     return random_model(TransformerConfig(**{**SINE, **MODELS[name]}))
-
-
-def features(model, xs, ys=None):
-    """m(x, y): the stream's dimensions other than the target's."""
-    stream, slot = point_streams(model, xs, ys).detach(), model.cfg.y_slot
-    return torch.cat([stream[:, : slot.start], stream[:, slot.stop :]], dim=1)
-
-
-def kernel(model, xs, others, n_context=6):
-    _, through_values, through_scores = kernel_parts(model, xs, others, n_context)
-    return (through_values + through_scores).detach()
 
 
 class ByHand:
@@ -98,7 +82,7 @@ class ByHand:
 def test_the_prediction_is_the_sum_of_contributions(name):
     model = make(name)
     prompts, hand = random_prompts(model.cfg, batch=3), ByHand(model)
-    got = contributions(model, prompts)
+    got = contributions(model, prompts.query.xs[:, None], *prompts.context, 6)[:, 0]
     for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
         each = [hand.contribution(x, y, xs[-1], 6) for x, y in zip(xs[:-1], ys[:-1], strict=True)]
         np.testing.assert_allclose(got[i].detach(), each, rtol=1e-9, atol=1e-12)
@@ -106,23 +90,23 @@ def test_the_prediction_is_the_sum_of_contributions(name):
     torch.testing.assert_close(total, model.predict(prompts))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "two targets"])
-def test_the_kernel_is_the_slope_of_a_contribution(name):
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernel_is_the_slope_of_a_contribution_and_the_remainder_what_is_left(name):
     model = make(name)
-    hand, step = ByHand(model), 1e-6
-    got = kernel(model, GRID, GRID + 0.1, n_context=4)
-    for i, query in enumerate(GRID.numpy()):
-        for j, x in enumerate((GRID + 0.1).numpy()):
-            high, low = (hand.contribution(x, np.array([y]), query, 4) for y in (step, -step))
-            assert got[i, j].item() == pytest.approx(((high - low) / (2 * step)).item(), rel=1e-5, abs=1e-8)
+    hand, step, prompts = ByHand(model), 1e-6, random_prompts(model.cfg, batch=3)
+    view = view_kernel(model, GRID, prompts)
 
+    def slope(x, query):
+        high, low = (hand.contribution(x, np.array([y]), query, 6) for y in (step, -step))
+        return ((high - low) / (2 * step)).item()
 
-def test_the_gradient_descent_layer_s_scores_are_inner_products_of_features():
-    model = make("gradient descent")
-    view, m = view_kernel(model, GRID, random_prompts(model.cfg)), features(model, GRID)
-    zero_targets = features(model, GRID, torch.zeros_like(GRID))
-    expected = model.cfg.score_scale / 6 * m @ zero_targets.mT
-    torch.testing.assert_close(view.scores, expected.detach())
+    expected = [[slope(x, query) for x in GRID.numpy()] for query in GRID.numpy()]
+    np.testing.assert_allclose(view.kernel, expected, rtol=1e-5, atol=1e-8)
+    for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
+        left: Any = [hand.contribution(x, y, xs[-1], 6) - hand.contribution(x, 0 * y, xs[-1], 6) - slope(x, xs[-1]) * y
+                for x, y in zip(xs[:-1], ys[:-1], strict=True)]  # fmt: skip
+        assert view.remainder[i].item() == pytest.approx(np.sum(left), rel=1e-4, abs=1e-7)
+    torch.testing.assert_close(view.prediction, model.predict(prompts)[:, 0].detach())
 
 
 @pytest.mark.parametrize("act_fn", ["relu", "tanh"])
@@ -132,48 +116,20 @@ def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(ac
     model = constructions.kernel_gradient_descent(
         weights=weights, bias=bias, n_context=6, step_size=0.03, act_fn=act_fn
     )
-    prompts = SineRegression(n_context=6).sample(20, seed=0, dtype=torch.float64)
-    view = view_kernel(model, GRID, prompts)
-    m = features(model, GRID)[:, 1:]  # the stream contains x too
-    torch.testing.assert_close(m, {"relu": torch.relu, "tanh": torch.tanh}[act_fn](GRID @ weights + bias))
+    view = view_kernel(model, GRID, SineRegression(n_context=6).sample(20, seed=0, dtype=torch.float64))
+    m = {"relu": torch.relu, "tanh": torch.tanh}[act_fn](GRID @ weights + bias)
     torch.testing.assert_close(view.kernel, 0.03 * m @ m.mT)
-    torch.testing.assert_close(view.through_values, view.kernel)
     assert view.symmetry_error < 1e-12
-    assert view.parts.error.abs().max() < 1e-12
-    # no part but the linear one, which is kernel smoothing without a normaliser
-    for other in (view.parts.initial, view.parts.constant, view.parts.remainder):
-        torch.testing.assert_close(other, torch.zeros_like(other), atol=1e-12, rtol=0)
-    torch.testing.assert_close(view.parts.linear, model.predict(prompts)[:, 0])
-
-
-@pytest.mark.parametrize("name", ["attention", "gradient descent", "two heads", "relu attention"])
-def test_the_parts_of_a_prediction(name):
-    model = make(name)
-    prompts = random_prompts(model.cfg, batch=7)
-    with settings(memory=3 * 4 * model.bytes_per_prompt(prompts)):
-        parts = decompose(model, prompts)
-    assert parts.error.abs().max() < 1e-12
-    torch.testing.assert_close(parts.prediction, model.predict(prompts)[:, 0].detach())
-    without = contributions(model, Prompts(prompts.xs, torch.zeros_like(prompts.ys)))
-    torch.testing.assert_close(parts.constant, without.sum((1, 2)).detach())
-    (xs, ys), query = prompts.context, prompts.query.xs
-    smoothed = [kernel(model, q[None], x)[0] @ y[:, 0] for q, x, y in zip(query, xs, ys, strict=True)]
-    torch.testing.assert_close(parts.linear, torch.stack(smoothed).detach())
-    # targets a thousand times smaller leave a remainder of second order
-    small = decompose(model, Prompts(prompts.xs, prompts.ys / 1000))
-    assert small.remainder.abs().max() < 1e-5 * max(1.0, float(parts.remainder.abs().max()))
-    assert list(parts.to_dataframe()) == ["prediction", "initial", "constant", "linear", "remainder", "error"]
+    assert view.remainder.abs().max() < 1e-12
 
 
 def view_of(kernel):
     points = torch.zeros(len(kernel))
-    parts = decompose(make("attention"), random_prompts(make("attention").cfg))
-    return KernelView(points[:, None], points, kernel, kernel, kernel, parts)
+    return KernelView(points[:, None], kernel, points, points)
 
 
 def test_spectra():
     matrix = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -3.0]], dtype=torch.float64)
-    torch.testing.assert_close(view_of(matrix).eigenvalues, torch.tensor([-3.0, 2.0, 0.0], dtype=torch.float64))
     assert view_of(matrix).effective_rank == pytest.approx(25 / 13)
     assert view_of(torch.eye(4)).effective_rank == pytest.approx(4)
     assert view_of(torch.eye(4)).symmetry_error == 0
@@ -184,81 +140,25 @@ def test_spectra():
     assert view_of((points[:, None] - points).cos()).effective_rank == pytest.approx(2)
 
 
-def learner_of(name: str) -> Any:
-    if name == "lstm":
-        return HookedLSTM(LSTMConfig(x_dim=1, n_context=6, n_layers=1, d_model=5), seed=0).double()
-    if name == "algorithm":
-        return AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": 0.5})
-    model = make("attention" if name == "model" else "gradient descent")
-    if name == "hooked":
-        model.blocks[0].attn.hook_pattern.add_hook(lambda tensor, *, hook: 2 * tensor)
-    return model
-
-
-@pytest.mark.parametrize("name", ["model", "hooked", "lstm", "algorithm"])
-def test_adapted_functions_are_predictions_one_by_one(name):
-    learner = learner_of(name)
+def test_adapted_functions_are_predictions_of_contexts_with_other_queries():
     prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
-    per_prompt = learner.bytes_per_prompt(prompts) if hasattr(learner, "bytes_per_prompt") else 64 * 7 * 4
-    with settings(memory=3 * len(GRID) * per_prompt):
-        got = adapted_functions(learner, prompts, GRID)
-    assert got.shape == (4, 5, 1)
-    assert not got.requires_grad
-    for j, x in enumerate(GRID):
-        torch.testing.assert_close(got[:, j], learner.predict(prompts.with_query(x.expand(4, 1))).detach())
-    torch.testing.assert_close(adapted_functions(learner, prompts, GRID.float()), got)
-    assert adapted_functions(learner, prompts[:0], GRID).shape == (0, 5, 1)
-
-
-WIDE = torch.linspace(-5, 5, 7, dtype=torch.float64)[:, None]
-
-
-def drawn_view(step_size: float = 0.1, grid: Any = WIDE) -> KernelView:
-    weights = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
-    model = constructions.kernel_gradient_descent(weights=weights, n_context=4, step_size=step_size)
-    return view_kernel(model, grid, SineRegression(n_context=4).sample(5, seed=0, dtype=torch.float64))
+    got = adapted_functions(AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": 0.5}), prompts, GRID)
+    asked = Prompts(prompts.xs[2:3], prompts.ys[2:3]).with_query(GRID[1:2])
+    torch.testing.assert_close(got[1, 2], algorithms.kernel_smoothing(asked, bandwidth=0.5).query()[-1, 0])
 
 
 def test_kernels_are_drawn_on_one_scale():
-    views = {"slow": drawn_view(0.1), "fast": drawn_view(0.2)}
+    views = {"slow": view_of(torch.eye(3)), "fast": view_of(2 * torch.eye(3))}
     figure: Any = kernel_heatmaps(views)
     for drawn, shown in zip(heatmaps(figure), views.values(), strict=True):
-        torch.testing.assert_close(drawn, shown.kernel)
-    scale = figure.layout.coloraxis
-    assert scale.cmax == -scale.cmin == pytest.approx(views["fast"].kernel.abs().max().item())
-    torch.testing.assert_close(heatmaps(kernel_heatmaps(views, part="through_values"))[0], views["slow"].through_values)
+        torch.testing.assert_close(drawn, shown.kernel, check_dtype=False)
+    assert figure.layout.coloraxis.cmax == -figure.layout.coloraxis.cmin == 2
 
 
-WITHOUT_KERNEL: dict[str, dict[str, Any]] = {
-    "softmax": {"attention": "softmax", "normalize_by_context": False},
-    "n_layers": {"n_layers": 2},
-    "keys": {"keys": "full"},
-    "normalization_type": {"normalization_type": "LN"},
-    "block_mlp": {"mlp_location": "blocks"},
-    "token_clip": {"token_clip": 1.0},
-    "prompt_format": {"prompt_format": "interleaved", "keys": "causal"},
-    "positional_embedding_type": {"positional_embedding_type": "standard"},
-}
-POINTS = random_prompts(make("attention").cfg)
-MODEL = make("attention")
-CASES: list[tuple[Any, str]] = [
-    *((lambda call=call, fields=fields: call(HookedTransformer(TransformerConfig(**SINE | fields))), named)
-      for named, fields in WITHOUT_KERNEL.items() for call in (
-        lambda m: initial_function(m, GRID), lambda m: contributions(m, random_prompts(m.cfg)),
-        lambda m: view_kernel(m, GRID, random_prompts(m.cfg)))),
-    (lambda: point_streams(MODEL, GRID.expand(5, 2)), "xs must be"),
-    (lambda: view_kernel(MODEL, GRID[:0], POINTS), "grid points"),
-    (lambda: view_kernel(MODEL, GRID, POINTS.prefix(0)), "prompts must have contexts"),
-    (lambda: view_kernel(make("two heads"), GRID, POINTS), "one head"),
-    (lambda: decompose(make("two targets"), random_prompts(make("two targets").cfg)), "y_dim"),
-    (lambda: adapted_functions(MODEL, POINTS, GRID.expand(5, 2)), "grid must be"),
-    (lambda: kernel_heatmaps({}), "views"),
-    (lambda: kernel_heatmaps({"a": drawn_view(), "b": drawn_view(grid=2 * WIDE)}), "views"),
-    (lambda: kernel_heatmaps({"a": drawn_view(), "b": drawn_view(grid=WIDE[1:])}), "views"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "named"), CASES)
-def test_errors_name_the_argument(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()
+@pytest.mark.parametrize("fields", [
+    {"attention": "softmax", "normalize_by_context": False}, {"n_layers": 2}, {"keys": "full"}, {"y_dim": 2},
+])  # fmt: skip
+def test_other_models_have_no_kernel(fields):
+    model = HookedTransformer(TransformerConfig(**SINE | fields))
+    with pytest.raises(ValueError, match="one layer without softmax"):
+        view_kernel(model, GRID, random_prompts(model.cfg))
