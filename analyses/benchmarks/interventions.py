@@ -15,14 +15,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import mechicl
 from benchmarks.rows import Row, Settings, row, timed
-from mechicl.analysis import (
-    InterventionSweep,
-    PatchingSession,
-    corrupt,
-    patch,
-)
+from mechicl.analysis import InterventionSweep, PatchingSession, corrupt, patch
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
@@ -72,10 +66,10 @@ def regression_rows(rounds: int, n_prompts: int) -> list[Row]:
     ]
 
 
-def bridge(n_layers: int = 12, n_heads: int = 12, width: int = 768, vocabulary: int = 50257) -> Any:
+def bridge() -> Any:
     """GPT-2's shape with random weights as a `TransformerBridge`."""
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=n_layers, n_head=n_heads, n_embd=width, vocab_size=vocabulary)
+    config = GPT2Config()
     return build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
 
 
@@ -108,26 +102,6 @@ def peak_bytes(sweep: Callable[[], InterventionSweep]) -> int:
     return peak
 
 
-def memory_rows() -> list[Row]:
-    """Compare the peak memory of a sweep with its bound."""
-    checkpoint = load_checkpoint("gpt2-8l")
-    model, clean = checkpoint.models[0], checkpoint.task.sample(16, seed=0)
-    corrupted, small = corrupt(clean, "labels"), bridge(4, 4, 64, 1000)
-    ids = torch.randint(1000, (2, 8, 16), generator=torch.Generator().manual_seed(0))
-
-    def difference(logits: Tensor) -> Tensor:
-        return logits[:, 1] - logits[:, 2]
-
-    def peak_row(words: str, memory: float, *prompts: Any, **options: Any) -> Row:
-        with mechicl.settings(memory=memory):
-            peak = peak_bytes(lambda: patch(*prompts, axes=AXES, progress=False, **options))
-        return row(f"peak of a sweep of {words}, over {memory:.0e} bytes given", [peak / memory], "<= 1")
-
-    rows = [peak_row(f"gpt2-8l, {component}", memory, model, clean, corrupted, component)
-            for component in ("z", "v") for memory in (3e7, 1e8, 4e8)]  # fmt: skip
-    return rows + [peak_row("a small bridge, z", memory, small, *ids, metrics=difference) for memory in (2e7, 1e8)]
-
-
 def session_rows() -> list[Row]:
     """Seconds from a click in the explorer to its prediction, without the browser."""
     rows = []
@@ -149,6 +123,6 @@ def measure(settings: Settings) -> list[Row]:
     torch.set_num_threads(1)
     try:
         rows = [*regression_rows(min(settings.rounds, 3), 16), *regression_rows(1, 64), *bridge_rows(1)]
-        return [*rows, *memory_rows(), *session_rows()]
+        return [*rows, *session_rows()]
     finally:
         torch.set_num_threads(before)
