@@ -1,7 +1,7 @@
 """Measure every ratio in docs/project/benchmarks.md: `make bench`.
 
 python analyses/benchmark.py                          # all parts, half an hour on a machine that does nothing else
-python analyses/benchmark.py --full                   # 500 cells of a sweep, cells of a minute, 50 kills: two hours
+python analyses/benchmark.py --full                   # 500 cells of a sweep, and cells of a minute: two hours
 python analyses/benchmark.py training gpt2            # some parts; the others stay as they are in the results
 python analyses/benchmark.py --loaded --rounds 1      # while the machine is busy: marked, and not to be quoted
 python analyses/benchmark.py --write-page             # write the page and its picture from the results

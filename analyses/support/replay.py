@@ -53,16 +53,14 @@ class Job:
 class Outcome:
     """The outcome of one script."""
 
-    job: Job  # the script
+    job: Job
     # whether it ran now, had run before with nothing changed since, or ended with an error
     state: Literal["ran", "known", "failed"]
     seconds: float  # its wall time
-    moved: tuple[Moved, ...] = ()  # what is not as it is written, in its claims and its table
-    # entries that depend on training and did not move: what should be empty with random weights
-    passed: tuple[str, ...] = ()
+    moved: Sequence[Moved] = ()  # what is not as it is written, in its claims and its table
+    passed: Sequence[str] = ()  # entries that depend on training and did not move: none with random weights
     error: str = ""  # its last words, where it ended with an error
-    # of a core that its measurement took, without start-up; None where it ended with an error
-    cpu_seconds: float | None = None
+    cpu_seconds: float = 0.0  # of a core that its measurement took, without start-up
 
 
 def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
@@ -148,9 +146,12 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
         folder.mkdir(parents=True, exist_ok=True)
         how = ["--random-weights"] if random else ["--no-control"]
         words = [sys.executable, *job.words, "--out", str(folder.resolve()), *how]
+        # one passive thread, and this library in front of any other
+        paths = filter(None, (str(PACKAGE.parent), str(SCRIPTS), os.environ.get("PYTHONPATH")))
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(paths)}
         start = time.perf_counter()
         with open(folder / "log.txt", "w", encoding="utf-8") as log:
-            process = subprocess.Popen(words, cwd=root, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(words, cwd=root, env=os.environ | threads, stdout=log, stderr=subprocess.STDOUT)
             running.add(process)
             code = process.wait()
             running.discard(process)
@@ -165,8 +166,8 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
     moved, passed = moved_claims(job.asked, _same_claims(job, measured))
     if job.claims is None:
         moved += moved_rows(job.written.rows, measured.rows, "table")
-    cpu = measured.data.get("cpu_time_s")
-    return Outcome(job, "known" if known else "ran", seconds, tuple(moved), tuple(passed), cpu_seconds=cpu)
+    cpu = measured.data.get("cpu_time_s") or 0.0
+    return Outcome(job, "known" if known else "ran", seconds, moved, passed, cpu_seconds=cpu)
 
 
 def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
@@ -178,30 +179,18 @@ def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
     return [by_words.get(claim.key) for claim in job.asked]
 
 
-def _environment() -> dict[str, str]:
-    """One passive thread, and this library in front of any other."""
-    before = os.environ.get("PYTHONPATH")
-    paths = [str(PACKAGE.parent), str(SCRIPTS), *([before] if before else [])]
-    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def fingerprint(job: Job, root: Path) -> str:
     """A digest of all that decides what a script measures: if it is the same, the rows are."""
     digest = hashlib.sha256(json.dumps([job.words, version("torch"), sys.version]).encode())
     checkpoints = job.written.data.get("checkpoints") or available()  # a script that names none may open all
     records = [shipped_folder(name) / "record.json" for name in checkpoints]
-    for path in [root / job.words[0], *records, *_library()]:
+    library = (path for path in PACKAGE.rglob("*") if "_checkpoints" not in path.parts)
+    shared = [path for path in library if path.suffix in (".py", ".json")]
+    shared += [*(SCRIPTS / "support").glob("*.py"), *SCRIPTS.glob("*/claims.toml")]
+    for path in [root / job.words[0], *records, *sorted(shared)]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
-
-
-def _library() -> list[Path]:
-    library = (
-        path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
-    )
-    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *SCRIPTS.glob("*/claims.toml")])
 
 
 def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:
@@ -216,7 +205,7 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
     moved = [(outcome.job.name, each) for outcome in outcomes for each in outcome.moved]
     passed = [(outcome.job.name, entry) for outcome in outcomes for entry in outcome.passed]
     n_entries, ran = sum(len(each.job.asked) for each in outcomes), sum(each.state == "ran" for each in outcomes)
-    seconds, worked = sum(each.seconds for each in outcomes), sum(each.cpu_seconds or 0 for each in outcomes)
+    seconds, worked = sum(each.seconds for each in outcomes), sum(each.cpu_seconds for each in outcomes)
     entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
     counts = (
         f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
