@@ -6,9 +6,11 @@ Public functions are decorated with `@checked`; dataclasses of settings call `ch
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import repeat
+from pathlib import Path, PurePath
 from typing import (
     Annotated,
     Any,
@@ -34,6 +36,8 @@ from mechicl.base.threads import holds_models
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RAW = "is a model of transformers, without hooks: open it with load_language_model(model=..., tokenizer=...)"
+LARGEST_EXPANDED = 2**31
+"""Elements of an expanded tensor; computing with a larger one would allocate all of them."""
 
 
 class ArgumentError(ValueError, TypeError):
@@ -214,7 +218,7 @@ def _checked_call(
 def _checked_value(
     title: str, name: str, hint: Any, value: Any, undefined: bool, tensors: dict[str, Tensor] | None = None
 ) -> Any:
-    if _is_of_transformers(type(value)) and torch.nn.Module not in parts_of(hint):
+    if _is_raw(value) and torch.nn.Module not in parts_of(hint):
         raise ArgumentError(f"{title}(): {name} {RAW}")
     if not (hint is Tensor and isinstance(value, Tensor)) and not fits(value, hint, undefined):
         plain = _as_python(value, hint)
@@ -234,13 +238,26 @@ def _checked_value(
         for label, each in _tensors_in(name, value):
             if fault := _fault(each, undefined):
                 raise ArgumentError(f"{title}(): {label} {fault}")
+    elif (isinstance(value, PurePath) or (isinstance(value, str) and Path in parts_of(hint))) and not _is_path(value):
+        raise ArgumentError(f"{title}(): {name} must be a valid path, got {short(repr(str(value)))}")
     return value
+
+
+def _is_raw(value: Any) -> bool:
+    """True for a model of transformers, which is not imported here because that takes seconds."""
+    return isinstance(value, torch.nn.Module) and _is_of_transformers(type(value))
 
 
 @functools.cache
 def _is_of_transformers(kind: type) -> bool:
-    """True for models of transformers, which is not imported here because that takes seconds."""
     return any(each.__module__ == "transformers.modeling_utils" for each in kind.__mro__)
+
+
+def _is_path(value: PurePath | str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
@@ -314,7 +331,7 @@ def _as_python(value: Any, hint: Any = None) -> Any:
         return value.tolist()
     if isinstance(value, Tensor):  # unless a gradient would be lost
         kept = value.requires_grad or value.ndim > 1 or value.is_meta or value.is_sparse or _is_wrapped(value)
-        return value if kept else value.tolist()
+        return value if kept or _is_too_large(value) else value.tolist()
     if type(value) in (list, tuple):
         to_tuple = any(get_origin(part) is tuple for part in parts_of(hint))
         element = next((args[0] for part in parts_of(hint) if (args := get_args(part))), None)
@@ -348,6 +365,8 @@ def _fault(value: Tensor | torch.nn.Module, undefined: bool) -> str | None:
         return "is on the device 'meta', where tensors have no values"
     if value.layout != torch.strided:
         return f"is sparse, got {described(value)}: to_dense() converts it"
+    if _is_too_large(value):
+        return f"has {value.numel():.3g} elements, which repeat a few values: got {described(value)}"
     if value.is_complex():
         return f"must be real, got {described(value)}"
     if not undefined and (n_bad := count_undefined(value)):
@@ -367,6 +386,11 @@ def count_undefined(values: Tensor) -> int:
 
 def _is_wrapped(tensor: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]
+
+
+def _is_too_large(tensor: Tensor) -> bool:
+    n = tensor.numel()
+    return n > LARGEST_EXPANDED and n * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 # ---- messages ----

@@ -21,6 +21,7 @@ from mechicl.prompts import Prompts
 NO_SKLEARN = "estimators of scikit-learn need it: pip install 'mechicl[sklearn]'"
 FITS_AT_A_TIME = 64  # for one worker process
 LONG_CONTEXT = 100  # points that suffice for any estimator
+LONGEST_NAME = 50  # letters
 Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
@@ -78,8 +79,10 @@ class SklearnLearner:
 
     @property
     def name(self) -> str:
-        """The estimator as text, for tables and figures."""
-        return " ".join(str(self.estimator).split())
+        """The estimator as text, for tables and figures: with its settings if they are short."""
+        name = " ".join(str(self.estimator).split())
+        steps = getattr(self.estimator, "steps", [("", self.estimator)])  # of a pipeline
+        return name if len(name) <= LONGEST_NAME else ", ".join(type(step).__name__ for _, step in steps)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Predict the query from a fit to the context."""

@@ -101,6 +101,7 @@ class Tables:
 
         return Prompts(each(filled), each(self.ys))
 
+    @checked
     def means(self, values: Float[Tensor, "prompt *any"]) -> Float[Tensor, "table *any"]:
         """Average values of `prompts()` over the rows to predict of each table."""
         return values.unflatten(0, (-1, self.n_queries)).mean(1)

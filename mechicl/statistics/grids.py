@@ -129,6 +129,6 @@ def _read_table(path: Path) -> pd.DataFrame:
     if n_values > MOST_VALUES or max((line.count(b",") for line in io.BytesIO(data)), default=0) >= MOST_COLUMNS:
         raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns or {MOST_VALUES:,} values, which are not read")
     try:
-        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""], float_precision="round_trip")
+        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""])
     except (ValueError, OverflowError) as error:  # not a table, or not UTF-8
         raise ValueError(f"{path} is not a table: {error}") from error

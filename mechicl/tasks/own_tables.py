@@ -76,7 +76,7 @@ class OwnTable(TableTask):
         """
         import pandas as pd  # takes half a second
 
-        table = pd.read_csv(frame, float_precision="round_trip") if isinstance(frame, str | Path) else frame
+        table = pd.read_csv(frame) if isinstance(frame, str | Path) else frame
         if not isinstance(table, pd.DataFrame):
             raise ArgumentError(f"frame must be a pandas DataFrame or the path of a CSV file, got {described(table)}")
         if label not in table.columns or len(table.columns) < 2:

@@ -95,6 +95,7 @@ def table_fingerprint_figure(result: TableFingerprint) -> go.Figure:
     draw.add_intervals(fig, list(quarters), means, "influence", draw.PALETTE[0], showlegend=False, place=place)
     ticks = {"tickvals": [0, quarters[-1]], "ticktext": ["nearest", "farthest"], "range": [-0.4, len(quarters) - 0.6]}
     fig.update_xaxes(title_text="quarter of rows by distance", **ticks, **place)
+    fig.update_yaxes(exponentformat="power", **place)
     return draw.tick_log_axes(fig)
 
 

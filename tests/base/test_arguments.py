@@ -84,11 +84,14 @@ VALUES = torch.ones(2, 3)
     ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
     ((VALUES,), {"function": {"a": 1}}, r"function must be a function or None, got the dict \{'a': 1\}"),
     ((VALUES,), {"method": {"a": 1}}, r"method must be 'zero', 'mean' or 'resample', got the dict \{'a': 1\}"),
+    ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
+    ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
     ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),
     ((VALUES * math.inf,), {}, r"values has 6 of 6 values that are not finite: NaN or infinite"),
     ((VALUES,), {"tensor": torch.tensor([1j])}, r"tensor must be real, got a tensor of complex64 \[1\]"),
     ((VALUES,), {"tensor": torch.ones(3, device="meta")}, r"tensor is on the device 'meta'"),
     ((VALUES,), {"tensor": torch.ones(3).to_sparse()}, r"tensor is sparse, got a tensor of float32"),
+    ((VALUES,), {"tensor": torch.ones(1).expand(2**40)}, r"tensor has 1\.1e\+12 elements, which repeat"),
     ((VALUES,), {"model": torch.nn.Linear(2, 1, device="meta")}, r"model has its weights on the device 'meta'"),
 ])  # fmt: skip
 def test_errors_name_the_argument_the_value_and_the_allowed_values(arguments, options, message):

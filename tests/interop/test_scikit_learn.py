@@ -207,3 +207,10 @@ def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r"mechicl\[sklearn\]"):
         from_sklearn(None)
+
+
+def test_long_settings_are_not_part_of_a_name():
+    long = Ridge(alpha=0.1, fit_intercept=False, max_iter=1000, positive=True, tol=0.01)
+    assert from_sklearn(Ridge(alpha=0.1)).name == "Ridge(alpha=0.1)"
+    assert from_sklearn(long).name == "Ridge"
+    assert from_sklearn(make_pipeline(StandardScaler(), long)).name == "StandardScaler, Ridge"

@@ -80,7 +80,10 @@ def config_fields(config: Any) -> Fields:
     for name, computed in kind.refused.items():
         if (value := getattr(config, name, computed)) not in (computed, None):
             raise UnsupportedModelError(f"{name}={value!r} of {config.model_type}")
-    fields = _common_fields(config) | kind.fields(config)
+    try:
+        fields = _common_fields(config) | kind.fields(config)
+    except (ArithmeticError, ValueError) as error:
+        raise ValueError(f"the config of {config.model_type} has impossible sizes ({error}): {config}") from error
     fields["act_fn"] = ACTIVATIONS.get(fields["act_fn"], fields["act_fn"])
     if fields["act_fn"] not in ELEMENTWISE:
         raise UnsupportedModelError(f"the activation {fields['act_fn']!r}, not one of {sorted(ELEMENTWISE)},")

@@ -103,8 +103,11 @@ class ModelFolder:
         )
 
         auto_class = get_hf_model_class_for_architecture(determine_architecture_from_hf_config(config))
-        with torch.device("meta"):
-            model = auto_class.from_config(config)
+        try:
+            with torch.device("meta"):
+                model = auto_class.from_config(config)
+        except Exception as error:  # of any kind, from a config that is not one
+            raise ValueError(f"{self.folder}: no model can be made from config.json ({error!r})") from error
         whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
         usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
         odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")
