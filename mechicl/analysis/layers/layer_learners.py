@@ -58,9 +58,9 @@ class LayerLearner(ABC):
 
     @abstractmethod
     def read(
-        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
     ) -> Float[Tensor, "prompt point query y"]:
-        """Read predictions off the stream after `layer` layers, at the points from `first_point` on."""
+        """Read predictions off the stream after `layer` layers."""
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
@@ -93,14 +93,6 @@ class LayerLearner(ABC):
         """
         streams = self.model.query_streams(prompts, queries, prediction_rows(self.model, prompts))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
-
-    @checked(undefined=True)
-    def predict_last_queries(
-        self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
-    ) -> Float[Tensor, "layer prompt query y"]:
-        """Predict several queries after the whole context, which is computed once, and after each layer."""
-        streams = self.model.query_streams(prompts, queries[:, None], "query")
-        return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
 
     @checked
     def errors(self, prompts: Prompts, *, at: PointsAt = "query") -> LayerErrors:
@@ -225,7 +217,7 @@ class Lens(LayerLearner):
 
     @checked
     def read(
-        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
     ) -> Float[Tensor, "prompt point query y"]:
         """The model's prediction if the remaining layers did nothing."""
         check_layer(layer, self.model.cfg.n_layers)

@@ -169,15 +169,15 @@ class Readouts(LayerLearner):
 
     @checked
     def read(
-        self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
+        self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
     ) -> Float[Tensor, "prompt point query y"]:
-        """Apply the readout of a layer to its stream, at the points from `first_point` on."""
+        """Apply the readout of a layer to its stream."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
         if self.shared or not self.gives_all_points:
             points = torch.zeros(stream.shape[1], dtype=torch.long)
         else:
-            points = torch.arange(first_point, first_point + stream.shape[1])
+            points = torch.arange(stream.shape[1])
             if points[-1] >= fitted:
                 raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {points[-1] + 1}")
         stream = _normalized(self.model, stream) if self.normalized[layer] else stream
