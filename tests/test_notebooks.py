@@ -174,6 +174,17 @@ CLIPBOARD = """Promise.race([navigator.clipboard.readText(), new Promise((_, ref
     setTimeout(() => refuse(new Error('the clipboard did not answer in 30 s')), 30_000))])"""
 
 
+# a component, a head and a click faster than the kernel answers
+CHOOSE_AND_CLICK = """widget => {
+    for (const [name, value] of [["component", "z"], ["head", "0"]]) {
+        const select = widget.querySelector(`select[aria-label=${name}]`);
+        select.value = value;
+        select.dispatchEvent(new Event("change"));
+    }
+    widget.querySelector('.cell[data-layer="6"][data-pos="40"]').click();
+}"""
+
+
 @pytest.mark.slow
 def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     page = jupyter_lab.drive_notebook(ANALYSES / "interactive_patching.ipynb")
@@ -194,9 +205,7 @@ def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     expect(shown).not_to_have_text(before)
     widget.get_by_role("button", name="undo").click()
     expect(shown).to_have_text(before)
-    widget.get_by_label("component").select_option("z")
-    widget.get_by_label("head", exact=True).select_option("head 0")
-    cell.click()
+    widget.evaluate(CHOOSE_AND_CLICK)
     widget.get_by_role("button", name="take out: z of layer 6, pos 40, head 0").wait_for()
     # keys act in the widget, and the notebook's own shortcuts do not
     cells, keys = page.locator(".jp-Notebook .jp-Cell"), page.keyboard

@@ -275,7 +275,9 @@ function render({ model, el }) {
   }
 
   function toggle(start, end) {
-    send({ kind: "toggle", cells: between(start, end).map(place) });
+    // a change of the component may still be on its way, so the click names it
+    const [component, head] = ["component", "head"].map((name) => model.get(name));
+    send({ kind: "toggle", cells: between(start, end).map(place), component, head });
     drag = anchor = null;
     select([]);
     end.focus();

@@ -115,7 +115,7 @@ class PatchingExplorer(anywidget.AnyWidget):
     def _answer(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
         session, kind = self.session, message["kind"]
         actions: dict[str, Callable[[], None]] = {
-            "toggle": lambda: session.toggle(*(self._site(*cell) for cell in message["cells"])),
+            "toggle": lambda: session.toggle(*(_site(message, *cell) for cell in message["cells"])),
             "remove": lambda: session.toggle(*(session.interventions[index] for index in message["indices"])),
             "clear": session.clear,
             "undo": session.undo,
@@ -148,10 +148,6 @@ class PatchingExplorer(anywidget.AnyWidget):
     def _compare(self) -> None:
         self.sessions = {"A": self.sessions["A"]} | ({} if "B" in self.sessions else {"B": self.session.copy()})
         self.side = [*self.sessions][-1]
-
-    def _site(self, layer: int, pos: int) -> Site:
-        where = {"query": pos} if axes_of(self.component) == BY_KEY else {"pos": pos}
-        return Site(self.component, layer, head=self.head, **where)
 
     # ---- what is computed after the answer to a click: the browser requests one piece at a time ----
 
@@ -221,3 +217,9 @@ class PatchingExplorer(anywidget.AnyWidget):
         names = self.session.token_names([int(i) for i in ids])
         best = [f"{name} ({value[i].item():.3g})" for i, name in zip(ids, names, strict=True)]
         return ", ".join([*best, *([tie] if tie else [])])
+
+
+def _site(chosen: dict[str, Any], layer: int, pos: int) -> Site:
+    component = chosen["component"]
+    where = {"query": pos} if axes_of(component) == BY_KEY else {"pos": pos}
+    return Site(component, layer, head=chosen["head"], **where)

@@ -99,7 +99,7 @@ def send(explorer: PatchingExplorer, kind: str, **content) -> dict:
 
 
 def click(explorer: PatchingExplorer, *cells: tuple[int, int]) -> dict:
-    return send(explorer, "toggle", cells=cells)
+    return send(explorer, "toggle", cells=cells, component=explorer.component, head=explorer.head)
 
 
 def patched(explorer: PatchingExplorer) -> float:
@@ -112,6 +112,13 @@ def finish(explorer: PatchingExplorer) -> dict:
     while explorer.background["left"]:
         send(explorer, "more")
     return explorer.background
+
+
+def test_a_click_is_on_the_head_that_the_browser_shows_though_its_choice_arrives_later():
+    explorer = explorer_of(regression())
+    send(explorer, "toggle", cells=[(1, 8)], component="z", head=1)
+    explorer.component, explorer.head = "z", 1
+    assert explorer.session.interventions == (Site("z", 1, pos=8, head=1),)
 
 
 def test_a_click_patches_and_the_same_click_removes_the_patch():
