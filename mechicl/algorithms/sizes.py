@@ -13,7 +13,7 @@ def _with_sizes(least: float, most: float) -> Any:
         values = prompts.xs.detach(), prompts.ys[:, :-1].detach()  # the query's target is not read
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, values)):  # type: ignore[attr-defined]
             return True  # values are hidden
-        sizes = torch.cat([each.double().abs().amax(-1).flatten() for each in values])
+        sizes = torch.cat([each.abs().amax(-1).double().flatten() for each in values])
         return not bool(((sizes != 0) & ((sizes < least) | (sizes > most))).any())
 
     return constraint(f"with points of sizes (largest entries) of {least:g} to {most:g}, or 0: scale them", fit)

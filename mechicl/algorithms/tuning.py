@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
 from mechicl.algorithms.sizes import Sized
-from mechicl.algorithms.spectra import PrefixSpectra
+from mechicl.algorithms.spectra import PrefixSpectra, moments
 from mechicl.base.arguments import Count, checked
 from mechicl.prompts import Prompts
 
@@ -87,13 +87,13 @@ def tuned_step_size(prompts: Sized, steps: Count = 1) -> float:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")
     prompts = prompts.to(torch.float64)
     targets = prompts.query.ys
-    spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="query")
     # one step from 0 predicts a ŷ, linear in a, so that the least squared error is a regression of y on ŷ
-    unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
+    unit = (prompts.query.xs[:, None] @ moments(prompts.xs, prompts.ys, "query")[1][:, 0])[:, 0]
     if not unit.any():
         raise ValueError("every step size predicts 0 on these prompts: there is nothing to tune")
     if steps == 1:
         return ((unit * targets).sum() / unit.square().sum()).item()
+    spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="query")
 
     def error(step_size: float) -> float:
         predictions = spectra.predict(gradient_descent_filter(spectra.eigenvalues, steps, step_size)[None])
