@@ -72,7 +72,8 @@ class OwnTable(TableTask):
                 are.
 
         Raises:
-            ArgumentError: no such column, a column that is neither numbers nor text, or a missing label.
+            ArgumentError: no such column, two of one name, a column that is neither numbers nor text, a missing label,
+                labels that are all the same, or classes that all differ.
         """
         import pandas as pd  # takes half a second
 
@@ -81,11 +82,19 @@ class OwnTable(TableTask):
             raise ArgumentError(f"frame must be a pandas DataFrame or the path of a CSV file, got {described(table)}")
         if label not in table.columns or len(table.columns) < 2:
             raise ArgumentError(f"label must be one of several columns {[*table.columns]}, got {label!r}")
+        if twice := [name for name, n in table.columns.value_counts().items() if n > 1]:
+            raise ArgumentError(f"names of columns must differ, got several columns {twice[0]!r}")
         if n_missing := int(table[label].isna().sum()):
             raise ArgumentError(f"column {label!r} lacks {n_missing} of {len(table)} labels: drop these rows")
+        if table[label].nunique() < 2:
+            raise ArgumentError(f"column {label!r} must have two different labels or more, in {len(table)} rows")
         cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
         classes = not _is_numeric(table[label]) if classes is None else classes
         if classes:
+            n_classes = table[label].nunique()
+            if _is_time(table[label]) or n_classes == len(table):
+                raise ArgumentError(f"column {label!r} ({table[label].dtype}) must have classes, which several rows "
+                                    f"share, got {n_classes} values in {len(table)} rows")  # fmt: skip
             codes = torch.tensor(table[label].astype("category").cat.codes.to_numpy("int64"))
             ys = torch.nn.functional.one_hot(codes).double()
         elif _is_numeric(table[label]):
@@ -129,12 +138,17 @@ def _is_numeric(column: Any) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def _numbers(column: Any) -> Float[Tensor, "row"]:
+def _is_time(column: Any) -> bool:
     import pandas as pd
+
+    return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
+
+
+def _numbers(column: Any) -> Float[Tensor, "row"]:
 
     if _is_numeric(column):
         values = column.to_numpy("float64", na_value=float("nan"))
-    elif pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
+    elif _is_time(column):
         raise ArgumentError(f"column {column.name!r} has times ({column.dtype}): convert it to numbers, or drop it")
     else:
         codes = column.astype(str).where(column.notna()).astype("category").cat.codes

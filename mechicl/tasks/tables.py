@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, Fraction, check_fields, checked
+from mechicl.base.arguments import Count, Fraction, at_least, check_fields, checked
 from mechicl.prompts import Prompts
 from mechicl.prompts.tables import Tables
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, sampling_generator
@@ -163,7 +163,7 @@ class TableClassification(RandomTables):
         tensor([1.])
     """
 
-    n_classes: Count = 3
+    n_classes: Annotated[int, at_least(2)] = 3
     has_classes = True
 
     @property

@@ -47,7 +47,7 @@ def test_numbers_are_classes_if_the_user_says_so():
     task = OwnTable.from_frame(frame, "grade", classes=True)
     assert task.labels[:3].argmax(1).tolist() == [0, 2, 1]  # by size, not alphabetically
     with pytest.raises(ValueError, match="column 'kind' is not numbers"):
-        OwnTable.from_frame(FRAME.assign(kind="a"), "kind", classes=False)
+        OwnTable.from_frame(FRAME.assign(kind=["a", "b"] * 15), "kind", classes=False)
 
 
 def test_a_draw_has_other_rows_as_context_and_to_predict():
@@ -67,8 +67,8 @@ def test_labels_are_scaled_by_the_context_alone():
 
 
 def test_equal_labels_are_centred():
-    frame = FRAME.assign(price=5.0)
-    assert OwnTable.from_frame(frame, "price").sample_tables(3, seed=0).ys.eq(0).all()
+    table = OwnTable(torch.randn(30, 2).double(), torch.full((30, 1), 5.0).double(), n_context=12)
+    assert table.sample_tables(3, seed=0).ys.eq(0).all()
 
 
 @pytest.mark.parametrize(("frame", "label", "words"), [
@@ -77,6 +77,11 @@ def test_equal_labels_are_centred():
     (FRAME, "colour", "lacks 10 of 30 labels"),
     (FRAME.assign(when=pd.Timestamp("2026-01-01")), "price", "column 'when' has times"),
     (FRAME.to_numpy(), "price", "pandas DataFrame or the path"),
+    (FRAME.set_axis([*FRAME.columns[:-1], FRAME.columns[0]], axis=1), FRAME.columns[0], "names of columns must differ"),
+    (FRAME.assign(price=5.0), "price", "two different labels"),
+    (FRAME.head(1), "price", "two different labels or more, in 1 rows"),
+    (FRAME.assign(name=[f"row {i}" for i in range(30)]), "name", "got 30 values in 30 rows"),
+    (FRAME.assign(when=pd.to_datetime(["2026-01-01", "2026-01-02", "2026-01-03"] * 10)), "when", "must have classes"),
 ])  # fmt: skip
 def test_a_frame_that_is_no_table_is_refused(frame: object, label: str, words: str):
     with pytest.raises(ValueError, match=words):

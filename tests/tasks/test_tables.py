@@ -80,6 +80,11 @@ def test_errors(settings: dict[str, Any]):
         TableRegression(**settings)
 
 
+def test_classification_has_two_classes_or_more():
+    with pytest.raises(ValueError, match="n_classes must be an int of at least 2"):
+        TableClassification(n_classes=1)
+
+
 def test_prompts_of_tables_are_those_of_a_loop():
     tables = TableRegression(x_dim=2, n_context=5, n_queries=3, missing=0.4).sample_tables(6, seed=1)
     prompts = tables.prompts()
