@@ -106,24 +106,22 @@ function numberLine({ target, metric_name }, runs, width) {
   return svg;
 }
 
-/** Patches with their numbers in the list; neighbouring positions are joined if they are hidden in the same way or not at all. */
+/** Patches with their names; neighbouring positions are joined if they are hidden in the same way or not at all. */
 function joined(patches, reasons) {
   const groups = [];
   const here = (patch, words) => words.replaceAll(new RegExp(`(pos|query) ${positionOf(patch)}\\b`, "g"), "$1 @");
   const order = (a, b) => a.component.localeCompare(b.component) || a.layer - b.layer || a.head - b.head || positionOf(a) - positionOf(b);
-  const numbered = patches.map((patch, index) => ({ ...patch, index })).sort(order);
-  numbered.forEach((patch) => {
-    const { index } = patch;
+  [...patches].sort(order).forEach((patch) => {
     const [words, reason] = [patch.words, reasons[patch.words] ?? ""].map((each) => here(patch, each));
     const [pos, last] = [positionOf(patch), groups.at(-1)];
     if (last && pos !== null && pos === last.end + 1 && words === last.words && reason === last.reason) {
       last.end = pos;
-      last.indices.push(index);
-    } else groups.push({ start: pos, end: pos, words, reason, indices: [index] });
+      last.names.push(patch.words);
+    } else groups.push({ start: pos, end: pos, words, reason, names: [patch.words] });
   });
-  return groups.map(({ start, end, words, reason, indices }) => {
+  return groups.map(({ start, end, words, reason, names }) => {
     const range = (each) => each.replaceAll("@", start === end ? start : `${start} to ${end}`);
-    return { words: range(words), reason: range(reason), indices };
+    return { words: range(words), reason: range(reason), names };
   });
 }
 
@@ -383,11 +381,11 @@ function render({ model, el }) {
     const { sides, side } = model.get("state");
     const focused = patches.contains(document.activeElement) && [...patches.querySelectorAll("button")].indexOf(document.activeElement);
     const lists = Object.entries(sides).map(([name, all]) => {
-      const items = joined(all, name === side ? reasons : {}).map(({ words, reason, indices }) =>
+      const items = joined(all, name === side ? reasons : {}).map(({ words, reason, names }) =>
         make("li", {}, name !== side ? make("span", { className: "chip", textContent: words })
           : make("button", { type: "button", className: reason ? "chip idle" : "chip", title: "take this patch out",
                              "aria-label": `take out: ${words}${reason && `; ${reason}`}`,
-                             onclick: () => send({ kind: "remove", indices }) },
+                             onclick: () => send({ kind: "remove", names }) },
                  `${words} ×`), reason && name === side ? make("span", { className: "reason", textContent: reason }) : ""));
       const empty = make("li", { textContent: "No patches yet: click a cell to take the clean run's activation there." });
       const list = make("ul", { "aria-label": comparing(sides) ? `patches of ${name}` : "patches" }, ...(items.length ? items : [empty]));

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         session, kind = self.session, message["kind"]
         actions: dict[str, Callable[[], None]] = {
             "toggle": lambda: session.toggle(*(_site(message, *cell) for cell in message["cells"])),
-            "remove": lambda: session.toggle(*(session.interventions[index] for index in message["indices"])),
+            "remove": lambda: self._remove(message["names"]),
             "clear": session.clear,
             "undo": session.undo,
             "redo": session.redo,
@@ -140,6 +140,11 @@ class PatchingExplorer(anywidget.AnyWidget):
         with self.hold_sync():
             self.state, self._unchecked = state, list(self.session.interventions)
             self._show_background()
+
+    def _remove(self, names: Sequence[str]) -> None:
+        # by name: a number would mean another patch after an earlier click that the browser does not show yet
+        if sites := [site for site in self.session.interventions if str(site) in names]:
+            self.session.toggle(*sites)
 
     def _choose(self, **prompt: int) -> None:
         for session, (name, number) in itertools.product(self.sessions.values(), prompt.items()):
