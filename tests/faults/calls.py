@@ -6,11 +6,9 @@ arguments seen there; then an argument or two are changed.
 
 import dataclasses
 import enum
-import importlib
 import inspect
 import itertools
 import os
-import pkgutil
 import random
 import re
 import sys
@@ -42,6 +40,7 @@ from tests.every_call import CALLS
 from tests.faults.mutations import UserError, choose
 from tests.faults.own_calls import predict_with_recurrent_layers, report_on, train_with_a_clamp
 from tests.faults.runner import DIED, MIB, SLOW, Campaign, Outcome, limit_memory, measured, run_apart
+from tests.public import exported
 
 ROOT = str(Path(mechicl.__file__).parent)
 LEFT_OUT = {
@@ -136,28 +135,24 @@ def find_targets() -> list[Target]:
     def add(name: str, function: Any, of_class: type | None = None) -> None:
         targets.setdefault(id(inspect.unwrap(function)), Target(name, function, of_class))
 
-    packages = [each.name for each in pkgutil.walk_packages(mechicl.__path__, "mechicl.") if each.ispkg]
-    for package in sorted(packages, key=lambda name: (name.count("."), name)):
-        module = importlib.import_module(package) if not package.startswith("mechicl.cli") else None
-        for name in sorted(getattr(module, "__all__", ())):
-            member: Any = getattr(module, name)
-            if inspect.isfunction(member):
-                add(f"{package}.{name}", member)
-            if not inspect.isclass(member) or not member.__module__.startswith("mechicl."):
-                continue
-            if getattr(member, "_is_protocol", False) or issubclass(member, BaseException):
-                continue
-            if not issubclass(member, Result | enum.Enum) and not inspect.isabstract(member):
-                add(f"{package}.{name}", member)
-            for key in dir(member):
-                method = inspect.getattr_static(member, key)
-                plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
-                is_public = not key.startswith("_") and inspect.isfunction(plain)
-                if key == "step" and issubclass(member, StepwiseAlgorithm):
-                    continue  # the library calls it, as it calls a module's forward; users call `advance`
-                if is_public and plain.__module__.startswith("mechicl.") and not hasattr(plain, "__isabstractmethod__"):
-                    owner = next(each for each in member.__mro__ if key in vars(each)) if plain is method else None
-                    add(f"{package}.{name}.{key}", plain if owner else getattr(member, key), owner)
+    for name, member in exported():
+        if inspect.isfunction(member):
+            add(name, member)
+        if not inspect.isclass(member) or not member.__module__.startswith("mechicl."):
+            continue
+        if getattr(member, "_is_protocol", False) or issubclass(member, BaseException):
+            continue
+        if not issubclass(member, Result | enum.Enum) and not inspect.isabstract(member):
+            add(name, member)
+        for key in dir(member):
+            method = inspect.getattr_static(member, key)
+            plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
+            is_public = not key.startswith("_") and inspect.isfunction(plain)
+            if key == "step" and issubclass(member, StepwiseAlgorithm):
+                continue  # the library calls it, as it calls a module's forward; users call `advance`
+            if is_public and plain.__module__.startswith("mechicl.") and not hasattr(plain, "__isabstractmethod__"):
+                owner = next(each for each in member.__mro__ if key in vars(each)) if plain is method else None
+                add(f"{name}.{key}", plain if owner else getattr(member, key), owner)
     return sorted(targets.values(), key=lambda each: each.name)
 
 
