@@ -4,7 +4,6 @@ import html
 import importlib
 import json
 import os
-import pkgutil
 import re
 import shlex
 import subprocess
@@ -16,7 +15,6 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser
 
-import mechicl
 from analyses.support.results import Results
 from mechicl.algorithms import card
 from mechicl.checkpoints import available
@@ -25,6 +23,7 @@ from mechicl.training import PRESETS
 from mechicl.viz import page as pages
 from mechicl.viz.elements import figure
 from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, makefile_targets, run
+from tests.public import exported
 from tests.scripts import import_script
 
 DOCS = ROOT / "docs"
@@ -94,7 +93,7 @@ def test_commands_exist(path: Path):
 
 
 def test_names_are_public():
-    for path in PAGES:
+    for path in [*PAGES, PATH]:
         for room, thing in re.findall(
             r"(?<!tools\.)\b(analysis|algorithms|constructions|viz)\.(\w+)", path.read_text()
         ):
@@ -187,20 +186,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def public_names() -> list[str]:
-    """Every name that a package lists in `__all__`."""
-    names = []
-    for module in pkgutil.walk_packages(mechicl.__path__, "mechicl."):
-        if module.ispkg:
-            listed = getattr(importlib.import_module(module.name), "__all__", ())
-            names += [f"{module.name}.{thing}" for thing in listed]
-    return names
-
-
 @pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path):
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
-    names = public_names()
+    names = [name for name, _ in exported()]
     assert len(names) > 200
     assert [thing for thing in names if f'id="{thing}"' not in text] == []
 
@@ -275,11 +264,6 @@ def test_its_code_and_what_that_prints_are_those_of_the_first_page_which_is_run(
 
 def lines(text: str | None) -> list[str]:
     return [line for line in (text or "").splitlines() if line.strip()]
-
-
-def test_names_are_public_in_readme():
-    for room, name in re.findall(r"\b(analysis|algorithms|constructions|viz)\.(\w+)", README):
-        assert hasattr(importlib.import_module(f"mechicl.{room}"), name), f"{room}.{name}"
 
 
 def test_links_lead_somewhere():

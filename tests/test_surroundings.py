@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import hashlib
-import importlib
 import os
-import pkgutil
 import random
 import subprocess
 import sys
@@ -21,11 +19,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import mechicl
 from mechicl.base.memory import Budget
 from tests.comparing import differing, nearly_differing, parts
 from tests.every_call import CALLS, FITTED, NOT_CALLED, ORDERED, call_names, world
 from tests.pages import ROOT
+from tests.public import exported
 
 OF_PROMPTS = [name for name, call in CALLS.items() if "prompts" in call_names(call) and name not in ORDERED]
 
@@ -228,14 +226,9 @@ def digest(name: str) -> str:
 
 
 def test_every_public_function_is_called_or_exempt():
-    names = set()
-    for package in (each.name for each in pkgutil.walk_packages(mechicl.__path__, "mechicl.") if each.ispkg):
-        if not package.startswith("mechicl.cli"):
-            module = importlib.import_module(package)
-            names |= {f"{package}.{name}".removeprefix("mechicl.") for name in getattr(module, "__all__", ())}
     # a name that two packages export is called once
     called = {name.rsplit(".", 1)[-1] for name in CALLS}
-    missing = {name for name in names if name.rsplit(".", 1)[-1] not in called | NOT_CALLED}
+    missing = {name for name, _ in exported() if name.rsplit(".", 1)[-1] not in called | NOT_CALLED}
     assert not missing, missing
 
 

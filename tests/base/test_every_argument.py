@@ -1,38 +1,31 @@
 """Every exported function refuses an argument that does not fit its annotation, by name and before it does anything."""
 
 import dataclasses
-import importlib
 import inspect
 import math
-import pkgutil
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, get_type_hints
 
 import pytest
 
-import mechicl
 from mechicl.base.arguments import ArgumentError, fits
 from mechicl.tasks import FixedTasks
 from mechicl.tasks.registry import KINDS
 from mechicl.training import TrainingConfig
+from tests.public import exported
 
 BAD = (object(), "no such choice", math.nan, math.inf, -1, 0, 1.5, [object()], {0: object()})
 
 
-def exported() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Yield the functions of all packages' `__all__` and the public methods of their classes, each with a `self`."""
-    for package in pkgutil.walk_packages(mechicl.__path__, "mechicl."):
-        module = importlib.import_module(package.name) if package.ispkg and ".cli" not in package.name else None
-        for name in getattr(module, "__all__", ()):
-            member = getattr(module, name)
-            if inspect.isfunction(member):
-                yield member, ()
-            if inspect.isclass(member) and member.__module__.startswith("mechicl.") and not issubclass(member, Enum):
-                methods = {} if getattr(member, "_is_protocol", False) else vars(member)
-                yield from (
-                    (each, (None,)) for key, each in methods.items() if key[0] != "_" and inspect.isfunction(each)
-                )
+def functions() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Yield the exported functions and the public methods of exported classes, each with a `self`."""
+    for _, member in exported():
+        if inspect.isfunction(member):
+            yield member, ()
+        if inspect.isclass(member) and member.__module__.startswith("mechicl.") and not issubclass(member, Enum):
+            methods = {} if getattr(member, "_is_protocol", False) else vars(member)
+            yield from ((each, (None,)) for key, each in methods.items() if key[0] != "_" and inspect.isfunction(each))
 
 
 UNCHECKED = {
@@ -48,7 +41,7 @@ UNCHECKED = {
     ),
     "has its own errors": "report Circuit.to_networkx",
 }
-EXPORTED = {function.__qualname__: (function, owner) for function, owner in exported()}
+EXPORTED = {function.__qualname__: (function, owner) for function, owner in functions()}
 CHECKED = [name for name in EXPORTED if not name.endswith(".step") and name not in " ".join(UNCHECKED.values()).split()]
 
 

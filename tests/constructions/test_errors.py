@@ -92,6 +92,9 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: total(STREAM, "x", "y", n_positions=5), "'x' and 'y' must have the same dimension"),
     *((lambda name=name: getattr(make, name)(**REQUIRED[name]).predict(random_prompts(n_context=7)),
        "15 positions, but this model has 13") for name in ("copy_targets", "copy_then_gradient_descent")),
+    (lambda: make.online_gradient_descent(x_dim=3, n_context=7, step_size=0.1, discount=1.2), "discount must be"),
+    (lambda: make.recursive_least_squares(x_dim=3, n_context=7, penalty=0.0), "penalty must be"),
+    (lambda: make.discounted_averaging(x_dim=3, n_context=0), "n_context must be"),
     (lambda: hide(random_model(), distractors=0, junk_prompts=random_prompts()), "junk_prompts"),
     *((lambda config=config: hide(random_model(**config)), next(iter(config))) for config in (
         {"gated_mlp": True, "d_mlp": 5}, {"attn_bias": True}, {"read_bias": True},

@@ -1,6 +1,4 @@
-"""Recurrent layers by theorem against plain loops over points, on every prompt; several epochs; hidden ones."""
-
-from typing import Any
+"""Recurrent layers by theorem against plain loops over points, on every prompt; several epochs."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import constructions
-from mechicl.constructions import hide
 from mechicl.prompts import Prompts
 from tests.algorithms.reference import at_query, discounted, pass_over
 from tests.constructions.reference import Case, assert_same, cases, quick, random_prompts
@@ -54,26 +51,3 @@ def test_the_context_given_twice_is_two_epochs_and_two_layers_are_not():
     stream = model(prompts, stop_at_layer=1)
     again = -model(stream, start_at_layer=0, stop_at_layer=1)[:, -1, 3:]  # a second layer with the same weights
     assert np.abs(again.detach().numpy() - two_epochs).max() > 0.01 * np.abs(two_epochs).max()
-
-
-@pytest.mark.parametrize(("name", "options"), [
-    ("online_gradient_descent", {"step_size": 0.3}), ("recursive_least_squares", {"penalty": 0.2}),
-    ("discounted_gradient_descent", {"step_size": 0.3}), ("discounted_averaging", {}),
-])  # fmt: skip
-def test_hidden_layers_predict_the_same(name: str, options: dict[str, Any]):
-    prompts = random_prompts(7, 3, 2, n_prompts=8)
-    for discount in (1.0, 0.9):
-        model = getattr(constructions, name)(x_dim=3, y_dim=2, n_context=7, discount=discount, **options)
-        hidden = hide(model, seed=1, junk_prompts=prompts).model
-        assert hidden.cfg.n_heads == 2
-        torch.testing.assert_close(hidden.predict(prompts), model.predict(prompts), rtol=1e-9, atol=1e-10)
-
-
-def test_errors():
-    sizes = {"x_dim": 3, "n_context": 7}
-    with pytest.raises(ValueError, match="discount must be"):
-        constructions.online_gradient_descent(**sizes, step_size=0.1, discount=1.2)
-    with pytest.raises(ValueError, match="penalty must be"):
-        constructions.recursive_least_squares(**sizes, penalty=0.0)
-    with pytest.raises(ValueError, match="n_context must be"):
-        constructions.discounted_averaging(x_dim=3, n_context=0)

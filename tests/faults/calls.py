@@ -1,19 +1,17 @@
 """Calls of every public function with nearly correct arguments: a right result, or an error that names the argument.
 
-Functions are found by introspection. A valid call is made from the annotations; then an argument or two are changed.
+Functions are found by introspection. A valid call is one that they get while the calls of `every_call.py` run, or has
+arguments seen there; then an argument or two are changed.
 """
 
-import copy
 import dataclasses
 import enum
-import functools
-import importlib
 import inspect
 import itertools
 import os
-import pkgutil
 import random
 import re
+import sys
 import time
 import traceback
 import typing
@@ -23,15 +21,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Never
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 import mechicl
 from mechicl.algorithms.stepwise import StepwiseAlgorithm
+from mechicl.base.arguments import fits
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
@@ -41,7 +40,7 @@ from tests.every_call import CALLS
 from tests.faults.mutations import UserError, choose
 from tests.faults.own_calls import predict_with_recurrent_layers, report_on, train_with_a_clamp
 from tests.faults.runner import DIED, MIB, SLOW, Campaign, Outcome, limit_memory, measured, run_apart
-from tests.faults.values import WORLDS, Values
+from tests.public import exported
 
 ROOT = str(Path(mechicl.__file__).parent)
 LEFT_OUT = {
@@ -50,9 +49,9 @@ LEFT_OUT = {
     "mechicl.viz.init_notebook": "is for a notebook", "mechicl.viz.save": "starts a browser",
 }  # fmt: skip
 """Functions that are not called, and the reason."""
-TRIES, BASE_SECONDS = 14, 6.0  # of finding a valid call, and the seconds that it may take
+BASE_SECONDS = 6.0  # that a valid call may take
+SEEN_OF_A_TYPE = 4
 LARGEST = 1024 * MIB
-LARGE_NUMBER, SMALL_NUMBER = 100, 16  # larger defaults, as of numbers of prompts, are replaced by the small number
 SHARE = 0.97
 OWN_ERRORS = (ValueError, TypeError, OSError, LookupError, NotImplementedError, FloatingPointError, ImportError)
 RETURN_INPUTS = ("state_dict", "read_weight_products", "query_of")  # NaN if the weights or the state are
@@ -82,13 +81,12 @@ NEVER = (Kind.WRONG, Kind.LARGE, SLOW, DIED)
 
 @dataclass
 class Target:
-    """A public function, class or method (which takes `self`), and a valid call, or the trouble with finding one."""
+    """A public function, class or method (which takes `self`), and a valid call, or the trouble with it."""
 
     name: str
     function: Callable[..., Any]
     of_class: type | None = None
     valid: dict[str, Any] | None = None
-    world: str = WORLDS[0]
     trouble: str = ""
     hints: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
@@ -119,35 +117,15 @@ class Target:
                 return None
         return list(itertools.islice(result, 5)) if isinstance(result, Iterator) else result
 
-    def default(self, name: str) -> Any:
-        return self.parameters[name].default if name in self.parameters else EMPTY
+    def names(self) -> list[str]:
+        """Return the names of the arguments, `self` first."""
+        return [*(["self"] if self.of_class else []), *self.parameters]
 
-    def candidates(self, values: Values, name: str, world: str) -> list[Any]:
-        """Return valid values of a parameter."""
-        default = self.default(name)
-        if name == "progress":
-            return [False]
-        if _is_large(default):
-            return [SMALL_NUMBER, default]
-        found = values.candidates(self.hints.get(name, EMPTY), name, world)
-        return found if default is EMPTY else [default, *found]
-
-    def arguments(self, values: Values, attempt: int) -> tuple[str, dict[str, Any]]:
-        """Choose a world and arguments; the choice depends on the attempt, and leaves out most defaults."""
-        rng, world, chosen = random.Random(f"{self.name} {attempt}"), WORLDS[attempt % len(WORLDS)], {}
-        for name in [*(["self"] if self.of_class else []), *self.parameters]:
-            default = self.default(name)
-            if default is not EMPTY and not _is_large(default) and name != "progress":
-                continue
-            found = self.candidates(values, name, world)
-            if not found:
-                raise LookupError(f"nothing fits {name}: {self.hints.get(name)}")
-            chosen[name] = found[0 if attempt < len(WORLDS) else min(int(rng.expovariate(0.7)), len(found) - 1)]
-        return world, chosen
-
-
-def _is_large(default: Any) -> bool:
-    return isinstance(default, int) and default > LARGE_NUMBER
+    def fitting(self, seen: list[Any]) -> dict[str, Any] | None:
+        """Return values that fit the required arguments, each the first of those seen, or None."""
+        required = [name for name in self.names() if name == "self" or self.parameters[name].default is EMPTY]
+        found = {name: [value for value in seen if fits(value, self.hints.get(name, Never))][:1] for name in required}
+        return {name: values[0] for name, values in found.items()} if all(found.values()) else None
 
 
 def find_targets() -> list[Target]:
@@ -157,29 +135,62 @@ def find_targets() -> list[Target]:
     def add(name: str, function: Any, of_class: type | None = None) -> None:
         targets.setdefault(id(inspect.unwrap(function)), Target(name, function, of_class))
 
-    packages = [each.name for each in pkgutil.walk_packages(mechicl.__path__, "mechicl.") if each.ispkg]
-    for package in sorted(packages, key=lambda name: (name.count("."), name)):
-        module = importlib.import_module(package) if not package.startswith("mechicl.cli") else None
-        for name in sorted(getattr(module, "__all__", ())):
-            member: Any = getattr(module, name)
-            if inspect.isfunction(member):
-                add(f"{package}.{name}", member)
-            if not inspect.isclass(member) or not member.__module__.startswith("mechicl."):
-                continue
-            if getattr(member, "_is_protocol", False) or issubclass(member, BaseException):
-                continue
-            if not issubclass(member, Result | enum.Enum) and not inspect.isabstract(member):
-                add(f"{package}.{name}", member)
-            for key in dir(member):
-                method = inspect.getattr_static(member, key)
-                plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
-                is_public = not key.startswith("_") and inspect.isfunction(plain)
-                if key == "step" and issubclass(member, StepwiseAlgorithm):
-                    continue  # the library calls it, as it calls a module's forward; users call `advance`
-                if is_public and plain.__module__.startswith("mechicl.") and not hasattr(plain, "__isabstractmethod__"):
-                    name_of = f"{package}.{name}.{key}"
-                    add(name_of, plain, member) if plain is method else add(name_of, getattr(member, key))
+    for name, member in exported():
+        if inspect.isfunction(member):
+            add(name, member)
+        if not inspect.isclass(member) or not member.__module__.startswith("mechicl."):
+            continue
+        if getattr(member, "_is_protocol", False) or issubclass(member, BaseException):
+            continue
+        if not issubclass(member, Result | enum.Enum) and not inspect.isabstract(member):
+            add(name, member)
+        for key in dir(member):
+            method = inspect.getattr_static(member, key)
+            plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
+            is_public = not key.startswith("_") and inspect.isfunction(plain)
+            if key == "step" and issubclass(member, StepwiseAlgorithm):
+                continue  # the library calls it, as it calls a module's forward; users call `advance`
+            if is_public and plain.__module__.startswith("mechicl.") and not hasattr(plain, "__isabstractmethod__"):
+                owner = next(each for each in member.__mro__ if key in vars(each)) if plain is method else None
+                add(f"{name}.{key}", plain if owner else getattr(member, key), owner)
     return sorted(targets.values(), key=lambda each: each.name)
+
+
+def watch_calls(targets: list[Target]) -> list[Any]:
+    """Run the calls of `every_call.py`; keep the arguments of each function's first call, and return some objects seen.
+
+    Calls inside the library count, too.
+    """
+    wanted, seen = {_code(target): target for target in targets}, dict[type, list[Any]]()
+
+    def keep(value: Any) -> None:
+        known = seen.setdefault(type(value), [])
+        if len(known) < SEEN_OF_A_TYPE:
+            known.append(value)
+
+    def watch(frame: FrameType, event: str, result: Any) -> None:
+        target = wanted.get(frame.f_code)
+        if target is not None and event == "call" and target.valid is None:
+            target.valid = {name: frame.f_locals[name] for name in target.names()}
+        elif target is not None and event == "return":
+            for value in (*frame.f_locals.values(), result):
+                keep(value)
+
+    world = every_call.world()
+    for value in vars(world).values():
+        keep(value)
+    sys.setprofile(watch)
+    try:
+        for call in CALLS.values():
+            call(world)
+    finally:
+        sys.setprofile(None)
+    return [value for values in seen.values() for value in values]
+
+
+def _code(target: Target) -> CodeType | None:
+    function = target.function.__init__ if inspect.isclass(target.function) else target.function
+    return getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
 
 
 OWN = [
@@ -207,94 +218,43 @@ class Calls(Campaign):
     def prepare(self) -> None:
         warnings.simplefilter("ignore")
         os.chdir(self.folder)
-        self.values = Values(self.folder)
         everything = [target for target in find_targets() if target.name not in LEFT_OUT]
         random.Random(f"targets {self.seed}").shuffle(everything)
         if self.sampled:
             everything = [target for target in everything if target.of_class is None][: self.sample]
-        everything += OWN
-        self._record_calls([target for target in everything if target.of_class is None])
-        for _ in range(1 if self.sampled else 3):  # results of some are arguments of others
-            self._find_calls([target for target in everything if target.valid is None])
-        n_found = sum(target.valid is not None for target in everything)
-        for target in everything:  # others get arguments that fit one by one; their results are not compared
-            if target.valid is None and not target.trouble.startswith("a valid call takes"):
-                try:
-                    target.world, target.valid = target.arguments(self.values, 0)
-                except LookupError:
-                    continue
-        self.targets = [target for target in everything if target.valid is not None]
+        self._check_calls(everything, watch_calls(everything))
+        self.targets = [target for target in [*everything, *OWN] if target.valid is not None]
         self.without = [target for target in everything if target.valid is None]
-        print(f"  a valid call of {n_found} of {len(everything)} functions, classes and methods; others: "
-              f"{len(self.targets) - n_found} with arguments that fit one by one", flush=True)  # fmt: skip
+        print(f"  a valid call of {sum(not target.trouble for target in self.targets)} of {len(everything) + len(OWN)} "
+              f"functions, classes and methods; others: {sum(bool(target.trouble) for target in self.targets)} whose "
+              "results are not compared", flush=True)  # fmt: skip
 
-    def _record_calls(self, targets: list[Target]) -> None:
-        """Take the arguments of the calls that `every_call.py` writes down."""
-        arguments = dict[str, dict[str, Any]]()
+    def _check_calls(self, targets: list[Target], seen: list[Any]) -> None:
+        """Repeat each valid call in a separate process; functions that were not called get arguments that fit."""
         for target in targets:
-            package, _, short = target.name.rpartition(".")
-            call = CALLS.get(target.name.removeprefix("mechicl."))
-            if call is None or inspect.isclass(target.function) or "." in target.function.__qualname__:
-                continue
-
-            @functools.wraps(target.function)
-            def record(*args: Any, target: Target = target, **options: Any) -> Any:
-                bound = inspect.signature(target.function).bind(*args, **options)
-                arguments.setdefault(target.name, dict(bound.arguments))
-                return target.function(*args, **options)
-
-            with pytest.MonkeyPatch.context() as patch:
-                for module in (importlib.import_module(package), every_call):
-                    if hasattr(module, short):
-                        patch.setattr(module, short, record)
-                call(every_call.world())
-            if target.name in arguments:
-                target.valid = arguments[target.name]
-
-    def _find_calls(self, targets: list[Target]) -> None:
-        found = {}
-        searches = range(len(targets))
+            target.valid = target.valid or target.fitting(seen)
+        called = [target for target in targets if target.valid is not None]
         for number, outcome in run_apart(
-            lambda i: self._search(targets[i]), searches, workers=self.workers, seconds=TRIES * 3.0
+            lambda i: self._repeat(called[i]), range(len(called)), workers=self.workers, seconds=4 * BASE_SECONDS
         ):
-            targets[number].trouble = "" if outcome.good else outcome.text or outcome.kind
-            if outcome.good:
-                found[number] = targets[number].arguments(self.values, int(outcome.text))
-        for number, (world, arguments) in sorted(found.items()):
-            target, own = targets[number], dict(arguments)
-            try:
-                if "self" in own:  # methods may change it
-                    own["self"] = copy.deepcopy(own["self"])
-                self.values.add(world, target.call(own))
-                target.world, target.valid = world, arguments
-            except Exception as error:
-                target.trouble = f"another outcome when repeated: {error!r}"
+            called[number].trouble = "" if outcome.good else outcome.text or outcome.kind
+            if outcome.kind == SLOW:
+                called[number].valid = None
 
-    def _search(self, target: Target) -> Outcome:
-        started, trouble = time.monotonic(), ""
-        for attempt in range(TRIES):
-            before = time.monotonic()
-            try:
-                target.call(target.arguments(self.values, attempt)[1])
-            except Exception as error:
-                trouble = f"{type(error).__name__}: {error}"[:300]
-                if isinstance(error, LookupError) or time.monotonic() - started > TRIES * 1.5:
-                    break
-                continue
-            if time.monotonic() - before > BASE_SECONDS:
-                return Outcome("slow", False, f"a valid call takes {time.monotonic() - before:.0f} s")
-            return Outcome("found", True, str(attempt))
-        return Outcome("no valid call", False, trouble)
+    def _repeat(self, target: Target) -> Outcome:
+        started = time.monotonic()
+        target.call(target.valid or {})
+        seconds = time.monotonic() - started
+        return Outcome("found", True) if seconds < BASE_SECONDS else Outcome(SLOW, False, f"it takes {seconds:.0f} s")
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
         target = self.targets[number % len(self.targets)]
-        self.values.folder, valid = folder, target.valid or {}
+        valid = target.valid or {}
         given, changed, texts, kinds, error = dict(valid), list[str](), list[str](), set[str](), None
         names = [*target.parameters] or (["self"] if target.of_class else [])
         for name in rng.sample(names, min(len(names), rng.choice((1, 1, 1, 1, 2)))):
-            values = [valid[name]] if name in valid else target.candidates(self.values, name, target.world)
-            hint = target.hints.get(name, EMPTY)
-            mutation = choose(rng, values[0], hint, only_its_kind=name == "self") if values else None
+            value = valid[name] if name in valid else target.parameters[name].default
+            mutation = choose(rng, value, target.hints.get(name, EMPTY), only_its_kind=name == "self")
             if mutation is None:
                 continue
             changed.append(name)

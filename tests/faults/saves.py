@@ -16,7 +16,6 @@ from torch import Tensor
 import mechicl.base.files
 from mechicl.base.tensor_files import read_tensors
 from mechicl.checkpoints import CheckpointError, Snapshots, load_checkpoint, save, stack_models
-from mechicl.models import build
 from mechicl.training import Clamp, train
 from mechicl.training.metrics import Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE
@@ -73,7 +72,7 @@ class Kills(Campaign):
             self.seconds_of[name] = time.monotonic() - started
 
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
-        return (self._training, self._two_processes, self._training, self._checkpoint)[number % 4](rng, folder)
+        return (self._training, self._two_processes, self._training)[number % 3](rng, folder)
 
     def _training(self, rng: random.Random, folder: Path) -> Outcome:
         """One training, killed once to three times."""
@@ -101,21 +100,6 @@ class Kills(Campaign):
             return Outcome("neither trained", False, text)
         return self._resumed(name, folder, text)
 
-    def _checkpoint(self, rng: random.Random, folder: Path) -> Outcome:
-        """A save over a checkpoint, killed: the folder contains the old checkpoint or the new one."""
-        config = rng.choice([config.model for config in self.configs.values()])
-        old, new = ([build(config, seed=seed)] for seed in (1, 2))
-        save(folder, old, {"which": "old"})
-        text = _kill(lambda: str(save(folder, new, {"which": "new"})), 0.03, rng, calls=24)
-        for name in (load_checkpoint(folder).record["which"], "again"):
-            if name == "again":
-                save(folder, new, {"which": "again"})
-            loaded = load_checkpoint(folder)
-            expected = {"old": old, "new": new, "again": new}[name]
-            if loaded.record["which"] != name or unequal(stack_models(loaded.models), stack_models(expected)):
-                return Outcome("a mixture of two checkpoints", False, f"{text}: {name}")
-        return _without_leftovers(folder, "the old checkpoint or the new one", text)
-
     def _train(self, name: str, folder: Path) -> str:
         train(self.configs[name], folder, progress=False)
         return "done"
@@ -135,7 +119,7 @@ def _without_leftovers(folder: Path, kind: str, text: str) -> Outcome:
     return Outcome("files are left", False, f"{text}: {left}") if left else Outcome(kind, True, text)
 
 
-def _kill(work: Callable[[], str], seconds: float, rng: random.Random, calls: int = 60) -> str:
+def _kill(work: Callable[[], str], seconds: float, rng: random.Random) -> str:
     """Start a function, and kill it after a time, or at one of its first calls of a system function."""
     if rng.random() < 0.5:
         after = rng.uniform(0, 1.1 * seconds)
@@ -144,7 +128,7 @@ def _kill(work: Callable[[], str], seconds: float, rng: random.Random, calls: in
         process.kill()
         text = f"killed after {after:.3f} s"
     else:
-        name, number, when = rng.choice(WRITES), rng.randint(1, calls), rng.choice(("before", "after"))
+        name, number, when = rng.choice(WRITES), rng.randint(1, 60), rng.choice(("before", "after"))
 
         def die() -> str:
             setattr(mechicl.base.files.os, name, _deadly(getattr(os, name), number, when))

@@ -186,22 +186,6 @@ def test_patching_is_a_whole_run_with_a_hook(
     assert (expected - MODEL.predict(CORRUPTED)).abs().max() > 1e-6  # it has an effect
 
 
-def test_ablation_of_each_head_is_a_whole_run_without_it():
-    swept = ablate(MODEL, CLEAN, "row_z", ("layer", "head"), method="zero")
-    for layer in range(2):
-        for head in range(2):
-
-            def without(activation: Tensor, hook: Any, head: int = head) -> Tensor:
-                kept = torch.ones(2, 1, dtype=activation.dtype)
-                kept[head] = 0
-                return activation * kept
-
-            hooks: Any = [(f"blocks.{layer}.row_attn.hook_z", without)]
-            expected = MODEL.run_with_hooks(MODEL.encode(CLEAN), fwd_hooks=hooks)[:, -1]
-            assert swept.predictions is not None
-            torch.testing.assert_close(swept.predictions[layer, head], expected, rtol=0, atol=1e-12)
-
-
 def test_edits_of_a_classifier_give_probabilities():
     prompts = CLASS_TABLES.prompts()
     swept = ablate(CLASSES, prompts, "cell_mlp_out", {"layer": [0]}, method="zero")

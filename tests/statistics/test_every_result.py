@@ -82,20 +82,3 @@ def test_every_result_has_a_table_a_text_intervals_and_files(kind, tmp_path):
     pd.testing.assert_frame_equal(again.to_dataframe(), table)
     for name, tensor in result.samples().items():
         torch.testing.assert_close(again.samples()[name], tensor, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", [each for each in RESULTS if each.to_dataframe is Result.to_dataframe],
-                         ids=lambda each: each.__name__)  # fmt: skip
-def test_quantities_may_have_different_numbers_of_samples(kind):
-    result = build(kind, list(range(4, 40)))
-    table, samples = result.to_dataframe(), result.samples()
-    counts = {tensor.shape[-1] for tensor in samples.values()}
-    if len(table) == max(counts, default=0) and len(counts) > 1:  # a row a sample
-        for name, tensor in samples.items():
-            label = name if tensor.ndim == 1 else f"{name}[{','.join('0' * (tensor.ndim - 1))}]"
-            if label not in table:  # quantities of the same axes have a row an entry
-                continue
-            column = table[label].tolist()
-            values = tensor[(0,) * (tensor.ndim - 1)].tolist()
-            assert column[: len(values)] == pytest.approx(values)
-            assert all(math.isnan(each) for each in column[len(values) :])

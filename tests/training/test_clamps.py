@@ -13,10 +13,10 @@ from mechicl.checkpoints import Snapshots, save, stack_models
 from mechicl.constructions import gradient_descent
 from mechicl.models import HookedTransformer, build
 from mechicl.training import Clamp, Curriculum, Ramp, TrainingConfig, train, train_interchange
-from mechicl.training.data import make_generators
 from mechicl.training.metrics import Metrics
 from tests.faults.saves import differences
 from tests.training.runs import (
+    EXACT_READER,
     INTERLEAVED,
     LSTM,
     READER,
@@ -25,12 +25,12 @@ from tests.training.runs import (
     assert_close,
     assert_same_bits,
     interrupted,
+    plain_loss,
+    plain_training,
     reading,
     small,
     weights,
 )
-
-EXACT_READER = READER.replace(dtype="float64")
 
 
 @pytest.fixture(scope="module")
@@ -53,38 +53,6 @@ def activation_of(model: HookedTransformer, part: torch.nn.Module, ids: Tensor) 
         model(ids)
     handle.remove()
     return kept[0]
-
-
-def plain_training(
-    config: TrainingConfig, part: Callable[[Any], torch.nn.Module], span: range, edit: Callable[..., Tensor]
-) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights and losses of a plain loop in which `edit(activation, ids, model, earlier)` replaces a part's output."""
-    (seed,) = config.seeds
-    model, earlier = build(config.model, seed), build(config.model, seed)
-    adam, (generator,) = torch.optim.Adam(model.parameters()), make_generators(config, torch.device("cpu"))
-    losses = []
-    for step in range(config.steps):
-        if step == 20:
-            earlier.load_state_dict(model.state_dict())
-        for group in adam.param_groups:
-            group["lr"] = config.learning_rate
-        sequences = WORDS.sample(config.batch_size, generator=generator)
-        ids, targets = sequences.ids[:, :-1], sequences.ids[:, 1:]
-        handles = []
-        if step in span:
-            hook = lambda module, inputs, output, ids=ids: edit(output, ids, earlier)  # noqa: E731
-            handles.append(part(model).register_forward_hook(hook))
-        log_p = model(ids).log_softmax(dim=2)
-        for handle in handles:
-            handle.remove()
-        loss = -log_p.gather(2, targets[..., None])[..., 0][sequences.predictable[:, 1:]].mean()
-        adam.zero_grad()
-        loss.backward()
-        for weight in model.parameters():  # Adam moves weights without a gradient by their momentum, as in an ensemble
-            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        adam.step()
-        losses.append(loss.item())
-    return {name: p.detach() for name, p in model.named_parameters()}, losses
 
 
 def pattern(model: Any) -> torch.nn.Module:
@@ -249,10 +217,8 @@ def test_the_record_contains_the_clamps_and_held_out_losses_are_those_with_them(
         model = result.models[0]
         handle = values(model).register_forward_hook(scale_by(0.0 if clamped else 1.0))
         with torch.no_grad():
-            log_p = model(sequences.read).log_softmax(dim=2)
+            losses.append(plain_loss(model, sequences).item())
         handle.remove()
-        scored = sequences.targets() >= 0
-        losses.append(-log_p.gather(2, sequences.targets().clamp(min=0)[..., None])[..., 0][scored].mean().item())
     clamped, free = losses
     assert result.record["curve"]["eval_loss"][-1] == pytest.approx([free], rel=1e-9)
     whole = train(config.replace(interventions=(replace(clamp, steps=None),)), tmp_path / "whole", progress=False)

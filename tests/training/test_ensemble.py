@@ -12,7 +12,18 @@ from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import clip_each_seed
 from mechicl.training.speed import threads_for
-from tests.training.runs import EXACT, LSTM, MODEL, READER, TASK, assert_close, interrupted, reading, small, weights
+from tests.training.runs import (
+    EXACT,
+    EXACT_READER,
+    LSTM,
+    MODEL,
+    TASK,
+    assert_close,
+    interrupted,
+    reading,
+    small,
+    weights,
+)
 
 SEEDS = (0, 5, 11)
 MIXED = EXACT.replace(n_layers=2, attention="softmax,linear", sink="learned", normalize_by_context=True)
@@ -24,6 +35,10 @@ SOFTMAX = TransformerConfig(
     x_dim=3, n_context=4, prompt_format="interleaved", n_layers=1, n_heads=2, d_model=8, d_mlp=12, attention="softmax",
     normalization_type="LN", sink="learned", initializer_range=0.3, dtype="float64",
 )  # fmt: skip
+WITH_STATES = [
+    SOFTMAX.replace(attention=attention, n_layers=2, sink="none", d_mlp=None, conv_width=2)
+    for attention in ("delta", "gated_linear", "mamba2", "mesa", "softmax,delta")
+]
 MOVING = [SOFTMAX.replace(momentum=0.6), SOFTMAX.replace(momentum=0.6, momentum_over="values")]
 
 
@@ -54,7 +69,7 @@ def assert_each_member_equals_the_run_alone(config, folder):
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM, MIXED, DESCENT, *MOVING]
+    "model", [MODEL, MODEL.replace(recurrent=True, n_layers=2), SOFTMAX, LSTM, MIXED, DESCENT, *MOVING, *WITH_STATES]
 )
 def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
     models = [build(model, seed) for seed in SEEDS]
@@ -80,7 +95,7 @@ FURTHER = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, 
 @pytest.mark.parametrize("config", [
     small(model=EXACT, seeds=SEEDS, curriculum=Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))),
     small(model=EXACT, seeds=SEEDS, optimizer="soap"),
-    reading(model=READER.replace(dtype="float64"), seeds=SEEDS, optimizer="soap"),
+    reading(model=EXACT_READER, seeds=SEEDS, optimizer="soap"),
     small(model=EXACT, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
     small(model=SOFTMAX, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
 ], ids=["curriculum", "soap", "soap on tokens", "several tasks", "several tasks, softmax"])  # fmt: skip

@@ -5,69 +5,49 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 import torch
 from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
-from torch.func import functional_call
 
 from mechicl.base.locks import FolderInUseError, locked
 from mechicl.checkpoints import load_checkpoint, save
 from mechicl.models import HookedTransformer, build
 from mechicl.tasks import FixedTasks
 from mechicl.training import Clamp, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
-from mechicl.training.data import make_generators
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import STATE_FILE, RunState
 from tests.training.runs import (
     EXACT,
+    EXACT_READER,
     INTERLEAVED,
     LSTM,
     MODEL,
-    READER,
     TASK,
     WORDS,
     BlowsUp,
     assert_close,
     assert_same_bits,
+    plain_training,
     reading,
     small,
     weights,
 )
 
-
 # ---- the loop against plain PyTorch ----
-def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights and losses of a plain loop on the prompts that a run of the config trains on."""
-    (seed,) = config.seeds
-    model = build(config.model, seed)
-    w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
-    adam = torch.optim.AdamW(w.values(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    (generator,), losses = make_generators(config, torch.device("cpu")), []
-    for step in range(config.steps):
-        for group in adam.param_groups:
-            group["lr"] = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
-        prompts = TASK.sample(config.batch_size, generator=generator)
-        outputs = functional_call(model, dict[str, Tensor](w), (model.encode(prompts.to(torch.float64)),))
-        loss = ((model.decode(outputs) - prompts.ys[:, points]) ** 2).mean()
-        adam.zero_grad()
-        loss.backward()
-        if config.gradient_clip is not None:
-            torch.nn.utils.clip_grad_norm_(w.values(), config.gradient_clip)
-        adam.step()
-        losses.append(loss.item())
-    return {name: p.detach() for name, p in w.items()}, losses
+CASES = [(model, clip, decay) for model in (EXACT, INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64"), LSTM)
+         for clip, decay in ((None, 0.0), (0.05, 0.0), (None, 0.5))]  # fmt: skip
 
 
-@pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.05, 0.0), (None, 0.5)])
-@pytest.mark.parametrize("model", [EXACT, INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64"), LSTM])
+@pytest.mark.parametrize(("model", "clip", "decay"), [*CASES, (EXACT_READER, 0.5, 0.0)])
 def test_training_equals_a_plain_eager_loop(tmp_path, model, clip, decay):
-    config = small(model=model, steps=30, warmup_steps=5, gradient_clip=clip, weight_decay=decay, seeds=(3,))
+    task = WORDS if model is EXACT_READER else TASK
+    config = small(
+        task=task, model=model, steps=30, warmup_steps=5, gradient_clip=clip, weight_decay=decay, seeds=(3,)
+    )  # fmt: skip
     result = train(config, tmp_path, progress=False)
-    expected, losses = plain_training(config, slice(None) if model.one_pass else slice(-1, None))
+    expected, losses = plain_training(config)
     assert_close(weights(result), expected, atol=1e-9)
     assert [line["loss"][0] for line in Metrics.read(tmp_path)[1:]] == pytest.approx(losses, rel=1e-9)
     start = dict(build(model, 3).named_parameters())
@@ -185,42 +165,6 @@ def test_every_member_is_evaluated_on_held_out_prompts_of_its_own_task(tmp_path)
     assert TrainingConfig.from_dict(json.loads(json.dumps(result.record["training"]))) == config
 
 
-# ---- sequences of tokens ----
-EXACT_READER = READER.replace(dtype="float64")
-EXACT_MODEL = build(EXACT_READER)
-
-
-def next_token_loss(w: Mapping[str, Tensor], n: int, **draw: object) -> Tensor:
-    """Mean of -log softmax at the tokens that a period before determines."""
-    sequences = WORDS.sample(n, **draw)  # pyright: ignore[reportArgumentType]
-    logits = functional_call(EXACT_MODEL, dict(w), (sequences.ids[:, :-1],))
-    log_p = logits.log_softmax(dim=2)
-    return -log_p.gather(2, sequences.ids[:, 1:, None])[..., 0][sequences.predictable[:, 1:]].mean()
-
-
-def test_training_on_tokens_equals_a_plain_eager_loop(tmp_path):
-    config = reading(model=EXACT_READER, steps=30, warmup_steps=5, gradient_clip=0.5, seeds=(3,))
-    result = train(config, tmp_path, progress=False)
-    start = build(EXACT_READER, 3)
-    w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in start.named_parameters()}
-    adam, (generator,) = torch.optim.Adam(w.values()), make_generators(config, torch.device("cpu"))
-    losses = []
-    for step in range(30):
-        for group in adam.param_groups:
-            group["lr"] = config.learning_rate_at(step)
-        loss = next_token_loss(w, 16, generator=generator)
-        adam.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(w.values(), 0.5)
-        adam.step()
-        losses.append(loss.item())
-    assert_close(weights(result), {name: p.detach() for name, p in w.items()}, atol=1e-9)
-    assert [line["loss"][0] for line in Metrics.read(tmp_path)[1:]] == pytest.approx(losses, rel=1e-9)
-    held_out = next_token_loss(weights(result), config.eval_prompts, seed=config.eval_seed).item()
-    assert result.record["curve"]["eval_loss"][-1] == pytest.approx([held_out], rel=1e-9)
-    assert held_out < next_token_loss(dict(start.named_parameters()), 32, seed=config.eval_seed).item()
-
-
 # ---- divergence ----
 @pytest.mark.parametrize("save_every", [2, 3])
 def test_a_diverging_run_stops_with_step_seeds_and_a_good_save(tmp_path, monkeypatch, save_every):
@@ -274,9 +218,9 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
         "odd": small(batch_size=7, curriculum=curriculum),
         "stopping": small(seeds=(0, 5), steps=30, eval_every=2, target_loss=target),
         # shares of different lengths, in which different numbers of tokens can be predicted
-        "tokens": reading(seeds=(0, 5), batch_size=5, model=READER.replace(dtype="float64")),
+        "tokens": reading(seeds=(0, 5), batch_size=5, model=EXACT_READER),
         "compiled": small(seeds=(0, 5), batch_size=7, gradient_clip=0.05, compile=True),
-        "clamped": reading(seeds=(0, 5), model=READER.replace(dtype="float64"), interventions=clamps),
+        "clamped": reading(seeds=(0, 5), model=EXACT_READER, interventions=clamps),
     }
     with socket.socket() as free_port:
         free_port.bind(("127.0.0.1", 0))

@@ -13,9 +13,9 @@ from mechicl.training.optimizers import make_optimizer
 from mechicl.training.whole_steps import ALIGNED, WholeStep
 from tests.training.runs import (
     EXACT,
+    EXACT_READER,
     INTERLEAVED,
     LSTM,
-    READER,
     TASK,
     BlowsUp,
     assert_close,
@@ -59,7 +59,7 @@ DEEP = INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64")
     (small(model=DEEP, schedule="cosine"), True, True),
     (small(model=LSTM), True, True),
     (small(model=EXACT, optimizer="soap"), True, False),
-    (reading(seeds=(0, 5), model=READER.replace(dtype="float64")), False, True),
+    (reading(seeds=(0, 5), model=EXACT_READER), False, True),
     (small(model=EXACT, task=FixedTasks(TASK, 24)), False, True),
     (small(model=EXACT, task=ThroughNumpy(x_dim=3, n_context=4)), False, True),
     (small(model=EXACT, curriculum=Curriculum(points=Ramp(2, 5, 1, 3))), False, True),

@@ -25,15 +25,6 @@ IDS: dict[str, Any] = {
     "attention": "softmax",
 }  # fmt: skip
 
-MIXED: dict[str, Any] = {
-    "x_dim": 3, "y_dim": 2, "n_context": 5, "n_layers": 3, "n_heads": 2, "d_head": 4, "dtype": "float64",
-    "attention": "softmax,relu,linear", "sink": "learned", "sink_score": 0.4, "normalize_by_context": True,
-}  # fmt: skip
-DESCENT: dict[str, Any] = {
-    "x_dim": 3, "y_dim": 2, "n_context": 5, "n_layers": 2, "d_model": 8, "d_mlp": 6, "mlp_location": "input",
-    "read_in": "linear", "read_out": "identity", "attention_weights": "gradient_descent", "dtype": "float64",
-}  # fmt: skip
-
 
 def config(fields: dict[str, Any], **changes: Any) -> TransformerConfig:
     return TransformerConfig(**(fields | changes))
@@ -254,33 +245,6 @@ def test_config_follows_the_weights():
     assert model.to(torch.bfloat16)(tokens.bfloat16()).isfinite().all()
     assert model.to("meta").cfg.device == "meta"
     assert model(tokens.to("meta")).shape == outputs.shape
-
-
-@pytest.mark.parametrize("fields", [
-    LINEAR | {"attention": "relu", "keys": "causal", "normalize_by_context": True},
-    MIXED,
-    DESCENT | {"recurrent": True, "normalize_by_context": True},
-    SOFTMAX | {"dtype": "float64", "positional_embedding_type": "sinusoidal", "token_clip": 0.9},
-])  # fmt: skip
-def test_ensembles_by_vmap(fields: dict[str, Any]):
-    # several seeds at once, as training does, each as it is alone: outputs and gradients
-    cfg = config(fields)
-    models = [random_model(cfg, seed) for seed in range(3)]
-    params, buffers = torch.func.stack_module_state(models)
-    tokens = torch.stack([random_tokens(cfg, seed=seed) for seed in range(3)])
-    base = copy.deepcopy(models[0]).to("meta")
-
-    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = torch.func.functional_call(base, (params, buffers), (tokens,), {"at": "points"})
-        return outputs.square().sum(), outputs
-
-    grads, outputs = torch.vmap(torch.func.grad(loss, has_aux=True))(params, buffers, tokens)
-    for i, model in enumerate(models):
-        alone = model(tokens[i], at="points")
-        torch.testing.assert_close(outputs[i], alone)
-        alone.square().sum().backward()
-        for name, weight in model.named_parameters():
-            torch.testing.assert_close(grads[name][i], weight.grad)
 
 
 def shared(model: HookedTransformer) -> bool:

@@ -1,7 +1,6 @@
 """Layers with a state: both routes against a plain loop, hooks that read and change states, and other libraries."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
 from mechicl.models.transformer.weight_processing import process_weights
 from mechicl.tasks import LinearRegression
-from mechicl.training import TrainingConfig, train
-from mechicl.training.ensemble import Ensemble
 from tests.models.transformer.recurrent_loop import layer_by_loop
 from tests.strategies import random_model, random_tokens
 
@@ -167,26 +164,6 @@ def test_norms_are_folded_into_gates_and_steps_too(attention: str):
     assert processed.cfg.normalization_type == "LNPre"
     tokens = random_tokens(model.cfg, 3)
     torch.testing.assert_close(processed(tokens), model(tokens), rtol=1e-9, atol=1e-10)
-
-
-def test_seeds_train_together_as_alone():
-    for attention in ("delta", "gated_linear", "mamba2", "mesa", "softmax,delta"):
-        cfg = TransformerConfig(**INTERLEAVED, attention=attention, conv_width=2)
-        models = [random_model(cfg, seed) for seed in range(2)]
-        tokens = torch.stack([random_tokens(cfg, 3, seed) for seed in range(2)])
-        together = Ensemble(models)(tokens, at="points")
-        for model, own, out in zip(models, tokens, together, strict=True):
-            torch.testing.assert_close(model(own, at="points"), out, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("attention", ["delta", "mesa"])
-def test_training_reduces_the_loss(attention: str, tmp_path: Path):
-    model = TransformerConfig(**(INTERLEAVED | {"dtype": "float32", "d_mlp": 16}), attention=attention)
-    config = TrainingConfig(
-        TASK, model, seeds=(0, 1), steps=40, batch_size=32, eval_prompts=256, learning_rate=1e-2, loss="points"
-    )
-    result = train(config, tmp_path / "run", progress=False)
-    assert max(result.record["curve"]["eval_loss"][-1]) < 0.95 * min(result.record["curve"]["eval_loss"][0])
 
 
 def test_errors():

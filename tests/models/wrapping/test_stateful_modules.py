@@ -12,7 +12,7 @@ from mechicl import analysis
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=3, n_context=6)
-WIDTH, D_TOKEN, BEFORE = 16, 4, 3
+WIDTH, D_TOKEN = 16, 4
 SIZES: dict[str, Any] = {"vocab_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 2}
 MIXER: dict[str, Any] = {
     "layers": "backbone.layers.{}", "mlp": "backbone.layers.{}.mixer", "unembed": ["backbone.norm_f", "head"],
@@ -30,7 +30,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 class OnPrompts(nn.Module):
-    """Reads paired prompts, with the states of its layers as an argument and a result."""
+    """Reads paired prompts."""
 
     def __init__(self, kind: str):
         super().__init__()
@@ -44,28 +44,12 @@ class OnPrompts(nn.Module):
         }[kind]()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.run(tokens, None, use_cache=False)[0]
-
-    def run(self, tokens: Tensor, state: Any, use_cache: bool = True) -> tuple[Tensor, Any]:
-        """Outputs and states after the tokens, from states before them."""
         stream = self.read_in(tokens)
-        if self.kind == "gru":
-            states = []
-            for layer, module in enumerate(self.backbone):
-                stream, last = module(stream, None if state is None else state[layer])
-                states.append(last)
-            return self.head(stream), states
-        name = "state" if self.kind == "rwkv" else "cache_params"
-        if state is not None and name == "cache_params":
-            # transformers' Mamba reads a cache in runs of one token only
-            parts = [self._step(stream[:, t : t + 1], state) for t in range(stream.shape[1])]
-            return self.head(torch.cat(parts, dim=1)), state
-        given = {} if state is None else {name: state}
-        output = self.backbone(inputs_embeds=stream, use_cache=use_cache, **given)
-        return self.head(output.last_hidden_state), getattr(output, name)
-
-    def _step(self, stream: Tensor, cache: Any) -> Tensor:
-        return self.backbone(inputs_embeds=stream, cache_params=cache, use_cache=True).last_hidden_state
+        if self.kind != "gru":
+            return self.head(self.backbone(inputs_embeds=stream, use_cache=False).last_hidden_state)
+        for layer in self.backbone:
+            stream, _ = layer(stream)
+        return self.head(stream)
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -99,17 +83,3 @@ def test_what_a_part_adds_is_the_change_of_the_stream(opened):
     )
     effect = analysis.ablate(model, prompts, "mlp_out", progress=False).effect()
     assert effect[:, -1].abs().amax(-1).min() > 0  # at the query
-
-
-@torch.no_grad()
-def test_exchanged_states_are_those_of_the_points_before(opened):
-    net, model = opened
-    tokens, others = (model.encode(TASK.sample(8, seed=seed)) for seed in (0, 1))
-    whole = net(tokens)
-    first, state = net.run(tokens[:, :BEFORE], None)
-    rest, _ = net.run(tokens[:, BEFORE:], state)
-    torch.testing.assert_close(torch.cat([first, rest], dim=1), whole, atol=1e-5, rtol=1e-4)
-    exchanged, _ = net.run(tokens[:, BEFORE:], net.run(others[:, :BEFORE], None)[1])
-    spliced = net(torch.cat([others[:, :BEFORE], tokens[:, BEFORE:]], dim=1))[:, BEFORE:]
-    torch.testing.assert_close(exchanged, spliced, atol=1e-5, rtol=1e-4)
-    assert (exchanged - whole[:, BEFORE:]).abs().max() > 1e-4
