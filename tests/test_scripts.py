@@ -15,6 +15,7 @@ from mechicl.algorithms import online_gradient_descent, tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.analysis import Lens
 from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.analysis.weights.construction_families import family_for, project_weights
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.constructions import gradient_descent, known_models, softmax_gradient_descent
@@ -118,6 +119,72 @@ def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
     rows = {row.quantity: row.measured for row in lecture._power_series(lecture.compare.options(n_prompts=60))}
     (error,) = [value for name, value in rows.items() if "ten steps of gradient descent" in name]
     assert error == 0
+
+
+# ---- one layer ----
+@pytest.fixture(scope="module")
+def one_layer() -> Any:
+    """Two seeds whose answers are known: the best step in another gauge, and one a tenth longer."""
+    task = LinearRegression(x_dim=3, n_context=5)
+    models = [
+        gradient_descent(x_dim=3, n_context=5, step_size=size * one_step_optimum(task).step_size) for size in (1, 1.1)
+    ]
+    with torch.no_grad():
+        for model in models:
+            model.blocks[0].attn.W_Q.mul_(-2)
+            model.blocks[0].attn.W_O.div_(-2)
+    return import_script("oswald_one_layer").Layers(Checkpoint("known", models), task, 1500)
+
+
+def test_known_steps_are_found_in_layers(one_layer):
+    best = one_step_optimum(one_layer.task).step_size
+    assert one_layer.step_size == pytest.approx(best, rel=0.01)
+    cosine, *_ = (row.ends[1] for row in one_layer.alignment())
+    assert cosine == pytest.approx(1.0)
+    eta, over_tuned = (row.ends[1] for row in one_layer.weights())
+    assert eta == pytest.approx(1.05 * best * 5)
+    assert over_tuned == pytest.approx(1.05, rel=0.01)
+    # the middle of the path is flat if rescaled, and bad if raw
+    rescaled, raw = (row.ends[1] for row in one_layer.paths())
+    assert abs(rescaled) < 0.01
+    assert raw > 0.1
+
+
+def test_a_longer_step_overshoots_if_inputs_are_large(one_layer):
+    of_inputs, of_weights, *_ = one_layer.shifts()
+    prompts = one_layer.task.replace(input_scale=2.0).sample(1024, seed=1_000_003)
+    losses = []
+    for size in (1.1 * one_step_optimum(one_layer.task).step_size, one_layer.step_size):
+        predicted = size * torch.einsum("px,pnx,pny->py", prompts.query.xs, prompts.context.xs, prompts.context.ys)
+        losses.append((predicted - prompts.query.ys).square().mean().item())
+    assert losses[0] > 1.1 * losses[1]
+    assert of_inputs.ends[1] == pytest.approx((losses[0] / losses[1] - 1) / 2, abs=0.02)  # of two seeds, one exact
+    assert of_weights.ends[1] < of_inputs.ends[1]
+
+
+def test_the_exact_step_repeated_is_gradient_descent(one_layer):
+    exact, descent = (one_layer.repeated(model, 0.5) for model in (one_layer.models[0], one_layer.construction))
+    assert exact.shape == (51,)
+    torch.testing.assert_close(exact, descent, rtol=0.05, atol=1e-4)
+
+
+def test_losses_of_the_shipped_layer_are_those_of_an_independent_computation():
+    checkpoint = load_checkpoint("lsa-1l")
+    layers = import_script("oswald_one_layer").Layers(checkpoint, checkpoint.task, 500)
+    prompts = LinearRegression().sample(500, seed=1_000_003, dtype=torch.float64)
+    xs, ys, losses = prompts.xs, prompts.ys, []
+    for model in checkpoint.models:
+        q, k, v, o = (getattr(model, f"W_{name}")[0, 0].detach().double() for name in "QKVO")
+        context = torch.cat([xs[:, :-1], ys[:, :-1]], dim=2)
+        query = torch.cat([xs[:, -1], torch.zeros(500, 1, dtype=torch.float64)], dim=1)
+        scores = ((query @ q)[:, None] * (context @ k)).sum(-1)
+        written = (scores[..., None] * (context @ v)).sum(1) @ o
+        losses.append((-(query + written)[:, -1] - ys[:, -1, 0]).square().mean().item())
+    descent, trained, ratio, _ = (row.ends[1] for row in layers.losses())
+    assert trained == pytest.approx(sum(losses) / 10, rel=1e-5)
+    kernel = ((xs[:, -1:] * xs[:, :-1]).sum(-1) * ys[:, :-1, 0]).sum(1)
+    assert descent == pytest.approx((layers.step_size * kernel - ys[:, -1, 0]).square().mean().item() / 2, rel=1e-6)
+    assert 0.99 < ratio < 1.01
 
 
 # ---- sizes ----

@@ -1,22 +1,39 @@
 """One layer of linear attention and one step of gradient descent (von Oswald et al. 2023, Figs. 1, 2, 6, 9 and 10)."""
 
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import descent_layers, in_float64, query_errors
-from mechicl.analysis import interpolate
+from mechicl import constructions, viz
+from mechicl.algorithms import tuned_step_size
+from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_descent
-from mechicl.checkpoints import load_checkpoint
+from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
+from mechicl.analysis.weights import one_step_optimum
+from mechicl.analysis.weights.products import read_weight_products, replace_products
+from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
-from mechicl.reports import Comparison, Row
-from mechicl.reports.one_layer import OneLayer
-from mechicl.reports.rows import over_seeds_and_prompts
-from mechicl.statistics import interval
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.rows import over_seeds_and_prompts, seeds_and_prompts
+from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals
+from mechicl.tasks import LinearRegression
 
+SEED = 1_000_003  # of the held-out prompts
+N_TUNING = 100_000  # prompts that the step size is tuned on
+N_ALIGNED = 4096  # prompts for derivatives
+N_PER_SCALE = 1024  # prompts at each scale of inputs or weights
+N_REPEATED = 256  # prompts for the repeated layer
 N_SIZES = 4096  # prompts at each number of points
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+DAMPINGS, REPEATS = (0.5, 0.75, 1.0), 50
 
 
 @script(
@@ -27,26 +44,131 @@ N_SIZES = 4096  # prompts at each number of points
 )
 def compare(args: Any) -> Comparison:
     """Losses, alignment, weights, paths, shifted prompts and roll-outs."""
-    kind = OneLayer(load_checkpoint(args.checkpoint), n_prompts=args.n_prompts, progress=not args.quiet)
-    comparison = kind.measure(kind.compared)
-    data, rows = comparison.data, []
-    for name, differences in data["largest_difference"].items():
-        words = "equal (Fig. 6)" if name == "input scale" else None
-        rows.append(Row(f"largest |trained / gradient descent - 1|, {name} 0.5 to 2", words,
-                        interval(torch.tensor(differences, dtype=torch.float64)), "seeds"))  # fmt: skip
-    for roll_out in data["roll_outs"]:
-        known = "falls for 50 steps (Fig. 1)" if roll_out["damping"] == 0.75 else None
-        words = f"loss after 50 repeats over after one, damping {roll_out['damping']:g}"
-        trained, descent = torch.tensor(roll_out["trained"], dtype=torch.float64), roll_out["gradient_descent"]
-        ratios, ratio = trained[50] / trained[1], descent[50] / descent[1]
-        shown = interval(ratios) if ratios.max() < 1 else "diverges"
-        rows.append(Row(f"{words}, trained", known, shown, "seeds"))
-        rows.append(Row(f"{words}, gradient descent", known, ratio if ratio < 1 else "diverges", "2,000 prompts"))
-    rows += [row for name in args.sizes for row in _size_rows(name)]
-    return replace(
-        comparison.with_more(rows), title="One layer and one step (section 3, Fig. 2)",
-        data={"step_size": data["tuned_step_size"]},
-    )  # fmt: skip
+    layers = Layers(*regression_checkpoint(args.checkpoint), args.n_prompts)
+    task, products = layers.task, read_weight_products(layers.checkpoint.models[0]).gauge_fixed()
+    names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
+    drawn = viz.weight_products_figure(products, read_weight_products(layers.construction), names)
+    rows = [*layers.losses(), *layers.alignment(), *layers.weights(), *layers.paths(), *layers.shifts()]
+    rows += [*layers.roll_outs(), *(row for name in args.sizes for row in _size_rows(name))]
+    lead = f"{len(layers.models)} seeds of {args.checkpoint}, measured on {args.n_prompts:,} held-out prompts."
+    sections = [Section("Weights", "Products of the first seed's weights, and those of Proposition 1.", drawn)]
+    data = {"step_size": layers.step_size}
+    return Comparison("One layer and one step (section 3, Fig. 2)", lead, rows, sections, data)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Every seed's layer, as its weight products in float64, and gradient descent with a tuned step size as a layer."""
+
+    checkpoint: Checkpoint
+    task: LinearRegression
+    n_prompts: int
+
+    @cached_property
+    def held_out(self) -> Prompts:
+        return self.task.sample(self.n_prompts, seed=SEED, dtype=torch.float64)
+
+    @cached_property
+    def models(self) -> list[HookedTransformer]:
+        return [replace_products(model, read_weight_products(model)) for model in self.checkpoint.models]
+
+    @cached_property
+    def step_size(self) -> float:
+        return tuned_step_size(self.task.sample(N_TUNING, seed=SEED + 1))
+
+    @cached_property
+    def construction(self) -> HookedTransformer:
+        sizes = {name: getattr(self.task, name) for name in ("x_dim", "y_dim", "n_context")}
+        return constructions.gradient_descent(**sizes, step_size=self.step_size)
+
+    def losses(self) -> list[Row]:
+        errors, descent = query_errors(self.models, self.held_out), squared_errors(self.construction, self.held_out)
+        ratio, over = crossed_interval(errors, descent.T), seeds_and_prompts(*errors.shape)
+        exact = one_step_optimum(self.task).mse  # the sampling error of the prompts cancels in the ratio
+        scaled = Interval(ratio.mean * exact, ratio.low * exact, ratio.high * exact, ratio.n)
+        note = f"loss ratio times the exact MSE of the best single step, {exact:.5f}"
+        return [
+            Row("half-MSE, tuned gradient descent", 0.2, interval(descent[:, 0] / 2), "prompts"),
+            Row("half-MSE, trained, mean of the seeds", 0.2, interval(errors.mean(0) / 2), "prompts"),
+            Row("loss, trained over tuned gradient descent", "1 (Fig. 2)", ratio, over, "on the same prompts"),
+            Row("MSE, trained, freed of the prompts' sampling error", None, scaled, over, note),
+        ]
+
+    def alignment(self) -> list[Row]:
+        alignments = [align(model, self.construction, self.held_out[:N_ALIGNED]) for model in self.models]
+        rows = []
+        for name, printed in {
+            "sensitivity_cosine": "near 1 (Fig. 2)", "prediction_distance": None, "sensitivity_distance": None
+        }.items():  # fmt: skip
+            values = torch.stack([getattr(each, name) for each in alignments])
+            quantity = f"{name.replace('_', ' ')}, trained against gradient descent"
+            rows.append(Row(quantity, printed, crossed_interval(values), seeds_and_prompts(*values.shape)))
+        return rows
+
+    def weights(self) -> list[Row]:
+        fit, n = fit_construction(self.models, "gd", self.task, refine=False), self.task.n_context
+        sizes = fit.projected.parameters["step_size"][:, 0]
+        note = f"{n} times the step size; tuned: {self.step_size * n:.4f}"
+        return [
+            Row("η read from the weights", None, interval(sizes * n), "seeds", note),
+            Row("η read from the weights over tuned η", None, interval(sizes / self.step_size), "seeds"),
+        ]
+
+    def paths(self) -> list[Row]:
+        over = seeds_and_prompts(len(self.models), self.n_prompts)
+
+        def excess(kind: Any) -> Interval:
+            paths = [interpolate(model, self.construction, self.held_out, kind=kind) for model in self.models]
+            return mean_of_intervals([path.midpoint_excess() for path in paths])
+
+        return [
+            Row("excess loss at the middle of the rescaled path", "none (Fig. 2)", excess("rescaled"), over,
+                "relative to the ends"),
+            Row("excess loss at the middle of the path without rescaling", None, excess("raw"), over),
+        ]  # fmt: skip
+
+    def shifts(self) -> list[Row]:
+        """Losses where inputs or weights are scaled, on the task's inputs and on those that training never showed."""
+        foreign = self.task.replace(inputs=FOREIGN_INPUTS, input_scale=1.0)
+        learners = {"descent": self.construction, **{f"trained {i}": model for i, model in enumerate(self.models)}}
+        rows, n = [], min(self.n_prompts, N_PER_SCALE)
+        for inputs, task in (("", self.task), ("foreign inputs, ", foreign)):
+            for scaled in ("input_scale", "weight_scale"):
+                losses = measure_shifted_losses(learners, task, SCALES, scaled=scaled, n_prompts=n, seed=SEED).mean()
+                largest = (losses[1:] / losses[0] - 1).abs().amax(1)
+                name = f"{inputs}{scaled.replace('_', ' ')}"
+                printed = "equal (Fig. 6)" if name == "input scale" else None
+                quantity = f"largest |trained / gradient descent - 1|, {name} 0.5 to 2"
+                rows.append(Row(quantity, printed, interval(largest), "seeds"))
+        return rows
+
+    def roll_outs(self) -> list[Row]:
+        """Losses of the part of the layer that training reaches, and of gradient descent, applied repeatedly."""
+        reached = [replace_products(m, read_weight_products(m).without_unread_parts()) for m in self.models]
+        rows = []
+        for damping in DAMPINGS:
+            known = "falls for 50 steps (Fig. 1)" if damping == 0.75 else None
+            words = f"loss after 50 repeats over after one, damping {damping:g}"
+            trained = torch.stack([self.repeated(model, damping) for model in reached], -1)
+            ratios, descent = trained[50] / trained[1], self.repeated(self.construction, damping)
+            ratio = (descent[50] / descent[1]).item()
+            rows += [
+                Row(f"{words}, trained", known, interval(ratios) if ratios.max() < 1 else "diverges", "seeds"),
+                Row(f"{words}, gradient descent", known, ratio if ratio < 1 else "diverges", "2,000 prompts"),
+            ]
+        return rows
+
+    @torch.no_grad()
+    def repeated(self, model: HookedTransformer, damping: float) -> Float[Tensor, "step"]:
+        """Return the loss after 0, 1, 2, ... repeats of a layer whose updates are scaled."""
+        prompts = self.held_out[:N_REPEATED]
+        stream, losses = model.embed_tokens(model.encode(prompts)), []
+        for step in range(REPEATS + 1):
+            if step:
+                stream = stream + damping * (model(stream, start_at_layer=0, stop_at_layer=1) - stream)
+            predicted = model(stream, start_at_layer=1, at="query")[:, -1]
+            losses.append((predicted - prompts.query.ys).square().mean())
+        return torch.stack(losses)
 
 
 def _size_rows(name: str) -> list[Row]:

@@ -17,7 +17,6 @@ from mechicl.reports.descent import Descent
 from mechicl.reports.kind import Kind
 from mechicl.reports.language import report_language
 from mechicl.reports.layers import Layers
-from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.own import Own
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row
@@ -29,12 +28,6 @@ from mechicl.tasks.tables import TableTask
 from mechicl.tasks.topics import TopicClassification
 
 __all__ = ["Comparison", "Row", "Section", "published", "report"]
-
-_ONE_STEP = {  # the architecture of the construction that the report on one layer compares with
-    "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
-    "attn_bias": False, "keys": "context", "normalize_by_context": False, "recurrent": False,
-    "positional_embedding_type": "none", "read_in": "identity", "read_out": "identity",
-}  # fmt: skip
 
 
 def report(
@@ -130,6 +123,4 @@ def _kind(opened: Study) -> type[Kind]:
         return Own
     if cfg.one_pass:
         return Layers
-    if cfg.prompt_format == "interleaved":
-        return Copying
-    return OneLayer if all(getattr(cfg, field) == value for field, value in _ONE_STEP.items()) else Descent
+    return Copying if cfg.prompt_format == "interleaved" else Descent

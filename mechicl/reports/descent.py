@@ -24,8 +24,7 @@ from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Measured, Section
-from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, HISTORY, Kind, Part
-from mechicl.reports.one_layer import nearest_in_weights
+from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, HISTORY, Kind, Part
 from mechicl.reports.published import published
 from mechicl.reports.rows import (
     Row,
@@ -38,6 +37,7 @@ from mechicl.reports.rows import (
     over_seeds_and_prompts,
     seeds_and_prompts,
 )
+from mechicl.reports.verdict import NEAR, percent
 from mechicl.statistics import crossed_interval, interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
@@ -157,7 +157,8 @@ class Descent(Kind):
     """
 
     parts = (
-        Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS, HISTORY,
+        Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS, FINETUNING,
+        HISTORY,
     )  # fmt: skip
     dtype = torch.float64
     heading = "Against gradient descent ({name})"
@@ -221,8 +222,17 @@ class Descent(Kind):
         """Compare the opened seed with the member of the family nearest to its weights."""
         if isinstance(self.fit, str):
             return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs prevent it."
-        names = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
-        return nearest_in_weights(self.fit, names[self.family])
+        names = {
+            "gd": "step of gradient descent",
+            "gd++": "GD++",
+            "gd++ per layer": "GD++ with parameters for each step",
+        }
+        distance = self.fit.relative_distances(self.fit.projected)[0]
+        leaves = f"the nearest {names[self.family]} leaves {percent(distance)} unexplained."
+        if distance.mean <= NEAR:
+            return f"The weights agree: {leaves}"
+        ratio = self.fit.loss_ratios(self.fit.projected)[0]
+        return f"The weights do not show it: {leaves} Its loss is {ratio.mean:.2g} times the model's."
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:

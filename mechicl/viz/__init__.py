@@ -27,7 +27,7 @@ from mechicl.viz.training import (
     training_history,
     update_similarity_figure,
 )
-from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
+from mechicl.viz.weights import connectivity_paths, weight_products_figure
 
 if TYPE_CHECKING:
     from mechicl.viz.explorer import PatchingExplorer
@@ -37,7 +37,7 @@ __all__ = [
     "composition_figure", "connectivity_paths", "counterfactual_scatter", "head_similarity_figure", "head_table",
     "heads_during_training", "init_notebook", "interval_lines", "learning_coefficients", "lines",
     "losses_over_training", "map_similarity_figure", "patching_grid", "phase_diagram", "plot", "prompt_attention",
-    "roll_outs", "save", "settings_figure", "shifted_losses", "training_history", "update_similarity_figure",
+    "save", "settings_figure", "shifted_losses", "training_history", "update_similarity_figure",
     "weight_products_figure",
 ]  # fmt: skip
 

@@ -1,11 +1,8 @@
-"""Figures of weights: their products, kernels, losses on paths between models, a layer applied repeatedly."""
+"""Figures of weights: their products, and losses on paths between models."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
-from jaxtyping import Float
-from torch import Tensor
 
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
@@ -14,7 +11,6 @@ from mechicl.statistics import interval
 from mechicl.viz import elements as draw
 
 BANDS = 3  # paths up to which overlapping bands can be distinguished
-DIVERGED_LOSS = 10  # times the first loss, beyond which a line is not drawn
 
 
 @checked
@@ -84,36 +80,3 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
     fig.update_yaxes(showticklabels=True, title_text="read from", col=1)
     fig.update_xaxes(tickangle=-60, title_text="written to")
     return fig.update_layout(height=370, font_size=11, margin={"l": 40, "r": 60})
-
-
-@checked(undefined=True)  # values that diverged leave a gap
-def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
-    """Draw half the mean squared error while a trained layer, or a step of gradient descent, is applied repeatedly.
-
-    Args:
-        by_damping: a panel for each damping λ (factor on each repeat's update): mean squared errors `[repeat seed]` at
-            0, 1, ... repeats of "gradient_descent", and optionally of the "whole_layer" or of the "trained" layer,
-            where weights that its training cannot change are 0. Lines end above ten times their first value.
-
-    Source: von Oswald et al. 2023, Fig. 10.
-    """
-    looks = {
-        "gradient_descent": ("gradient descent", draw.COLORS["gradient descent"], "solid"),
-        "trained": ("trained layer", draw.COLORS["trained"], "dash"),
-        "whole_layer": ("with its untrained entries", draw.COLORS["other"], "dot"),
-    }
-    names = [name for curves in by_damping.values() for name in curves]
-    if not set(names) <= set(looks) or not names.count("gradient_descent") == len(by_damping) > 0:
-        raise ValueError(f"by_damping must have 'gradient_descent', and may have {', '.join(looks)}, got {names}")
-    fig = draw.panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
-    for column, curves in enumerate(by_damping.values()):
-        for kind, losses in curves.items():
-            name, color, dash = looks[kind]
-            for i, values in enumerate(losses.unbind(-1)):
-                converging = list(itertools.takewhile((DIVERGED_LOSS * float(values[0])).__gt__, values.tolist()))
-                shown = [*(value / 2 for value in converging), *[None] * (len(values) - len(converging))]
-                draw.add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
-                              showlegend=column == i == 0, place=draw.panel(column, len(by_damping)))  # fmt: skip
-    first = next(iter(by_damping.values()))["gradient_descent"]
-    fig.update_xaxes(title_text="repeats").update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
-    return fig.update_yaxes(title_text="half mean squared error", col=1).update_layout(legend=draw.BELOW)

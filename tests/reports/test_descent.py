@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Browser
 from torch import Tensor
 
 from mechicl import constructions
 from mechicl.analysis import Replacement, ablate, fit_construction
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -18,7 +20,8 @@ from mechicl.reports import Comparison, report
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.descent import Descent, fit_rows, left_the_plateau
 from mechicl.reports.heads import ABLATED
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
+from tests.pictures import drawn
 from tests.reports import by_quantity, made
 
 TASK = LinearRegression(x_dim=2, n_context=4)
@@ -217,7 +220,7 @@ def test_other_models_and_tasks_are_refused(model, task, message):
 @pytest.mark.parametrize(("config", "title"), [
     ({"attention": "softmax", **INTERLEAVED}, "Which iteration does each layer"),
     ({"keys": "context", **INTERLEAVED}, "Loss and heads (made)"),
-    ({}, "One layer and one step of gradient descent (made)"),
+    ({}, "Against gradient descent (made)"),
     ({"d_mlp": 4}, "Against gradient descent (made)"),
 ])  # fmt: skip
 def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
@@ -241,3 +244,31 @@ def test_a_seed_that_predicts_next_to_nothing_is_still_on_the_plateau():
     prompts = LinearRegression(x_dim=2, n_context=3).sample(50, seed=0, dtype=torch.float64)
     squares = prompts.query.ys[:, 0].square()
     assert left_the_plateau(torch.stack([0.95 * squares, 0.5 * squares]), prompts).tolist() == [False, True]
+
+
+def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tmp_path: Path, browser: Browser):
+    task = LinearRegression(x_dim=3, n_context=4, y_dim=2)
+    best = one_step_optimum(task)
+    attack = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
+    fields = {"command": attack, "hardware": attack, "versions": {attack: attack}, "steps_done": attack}
+    record = {"training": {"task": task_to_dict(task)}, "seeds": [0], **fields}
+    model = constructions.gradient_descent(x_dim=3, n_context=4, y_dim=2, step_size=best.step_size)
+    folder = save(tmp_path / "a<b>&'\"", model, record)
+    html = report(folder, None, tmp_path / "out", n_prompts=1000, sections=["loss", "weights"], progress=False)
+    assert attack not in html.read_text()
+    page = browser.new_page()
+    page.goto(html.as_uri())
+    assert drawn(page) > 0
+    assert page.title() == "Against gradient descent (a<b>&'\")"
+    assert page.locator("img[src=x]").count() == 0
+    page.close()
+    table = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)["table"]
+    measured = {row["quantity"]: row["measured"] for row in table}
+    loss = measured["half-MSE, trained, mean of the seeds"]
+    assert loss["low"] < best.mse / 2 < loss["high"]
+    assert measured["step size a, in the weights"]["mean"] == pytest.approx(best.step_size)
+
+
+def test_a_checkpoint_without_a_task_has_no_report(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="no usable task"):
+        report(save(tmp_path / "bare", [network()], {}), None, tmp_path / "out")

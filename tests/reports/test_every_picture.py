@@ -13,13 +13,13 @@ from playwright.sync_api import Browser
 from mechicl import constructions, reports
 from mechicl.analysis.behaviour import table_learners
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
-from mechicl.reports import comparison, copying, descent, one_layer, report, tables, texts
+from mechicl.reports import comparison, copying, descent, report, tables, texts
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import Section, page
 from tests.pictures import section_faults, width_faults
 
 QUICK = {  # a checkpoint of each kind of report, and of what reports draw differently
-    "lsa-1l": "one layer",
+    "lsa-1l": "descent, with fine-tuning",
     "softmax-2h-sink": "descent, without weights to read it off",
     "lsa-2l-looped": "descent, with paths",
     "lstm-4l": "layers, without heads",
@@ -95,10 +95,7 @@ def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "load_checkpoint", _part_of)
     monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
     monkeypatch.setattr(texts, "EPOCHS", (1,))
-    for module, size in (
-        (descent, "N_SHIFTED"), (copying, "_N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer, "_N_TUNING"),
-        (one_layer, "N_PER_SCALE"),
-    ):  # fmt: skip
+    for module, size in ((descent, "N_SHIFTED"), (copying, "_N_TUNING")):
         monkeypatch.setattr(module, size, N_MEASURED)
     for module, size, n in ((table_learners, "N_FITTED", 2), (tables, "N_IDENTIFY", 4), (tables, "N_PATCHED", 16)):
         monkeypatch.setattr(module, size, n)

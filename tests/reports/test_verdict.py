@@ -386,11 +386,12 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
     data = read(tmp_path / "out" / "report.json")
     assert data["seeds"] == [12, 10, 11]
     assert data["verdict"]["seed"] == 12
-    assert data["learning_curve"] is None  # it was measured on other prompts
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Loss during training" not in page  # it was measured on other prompts
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main([*words, "--sections", "los"])
-    assert "no section 'los'; it has loss, alignment" in capsys.readouterr().err
+    assert "no section 'los'; it has loss, algorithm, weights" in capsys.readouterr().err
 
 
 # ---- has it learned? ----

@@ -142,9 +142,3 @@ def test_weights_are_drawn_entry_by_entry():
     drawn = heatmaps(viz.weight_products_figure(products, products, ["x1", "x2", "y1"]))
     assert drawn[0].tolist() == drawn[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert drawn[2].tolist() == drawn[3].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, -0.5]]
-
-
-def test_divergence_leaves_a_gap():
-    losses = torch.tensor([1.0, 0.5, 1e9, float("nan")], dtype=torch.float64)[:, None]
-    figure = viz.roll_outs({0.75: {"gradient_descent": losses, "trained": losses.expand(4, 2)}})
-    assert lines(figure, "trained layer") == [([0, 1, 2, 3], [0.5, 0.25, None, None])] * 2
