@@ -190,7 +190,7 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
         lambda w: constructions.kernel_gradient_descent(weights=w.eye, n_context=4, step_size=0.1),
     )
     yield "constructions.induction", lambda w: constructions.induction(d_vocab=5, n_ctx=8, seed=3)
-    yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
+    yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3)
     yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
     yield "constructions.weights_circuit", lambda w: constructions.weights_circuit(w.tokens)
     yield "constructions.known_models", lambda w: constructions.known_models(seed=1)[:3]

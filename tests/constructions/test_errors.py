@@ -66,7 +66,7 @@ def assembled(stream: Stream = STREAM, layers: Any = ((STEP,),), **options: Any)
 
 def compressed(**changes: Any) -> Any:
     model = make.induction(d_vocab=4, n_ctx=6)
-    return compress(model, changes.pop("ids", IDS), **({"d_model": 8, "progress": False} | changes))
+    return compress(model, changes.pop("ids", IDS), **({"d_model": 8} | changes))
 
 
 CALLS: list[tuple[Callable[[], Any], str]] = [

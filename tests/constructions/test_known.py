@@ -208,25 +208,21 @@ def test_a_stream_as_wide_as_the_used_subspace_is_exact():
     model = induction()
     needed = rank(model, IDS)
     assert needed < model.cfg.d_model
-    narrow = compress(model, IDS, d_model=needed, steps=0, progress=False)
+    narrow = compress(model, IDS, d_model=needed)
     assert narrow.model.cfg.d_model == needed
     torch.testing.assert_close(narrow.model(IDS), model(IDS), rtol=0, atol=1e-10)
-    assert narrow.projected == narrow.trained < 1e-20
+    assert narrow.projected < 1e-20
     torch.testing.assert_close(narrow.stream.T @ narrow.stream, torch.eye(needed).double())
     # the streams are the projected ones
     ours, theirs = (each.run_with_cache(IDS)[1]["blocks.1.hook_resid_post"] for each in (narrow.model, model))
     torch.testing.assert_close(ours, theirs @ narrow.stream, rtol=0, atol=1e-10)
-    assert compress(model, IDS, d_model=needed - 1, steps=0, progress=False).projected > 1e-6
+    assert compress(model, IDS, d_model=needed - 1).projected > 1e-6
 
 
-def test_training_recovers_what_the_projection_lost_or_is_discarded():
+def test_the_error_of_a_projection_is_that_of_its_outputs():
     model = induction()
-    narrow = compress(model, IDS, d_model=rank(model, IDS) - 4, steps=150, learning_rate=3e-3, progress=False)
-    assert narrow.trained < 0.3 * narrow.projected
-    worse = compress(model, IDS, d_model=8, steps=3, learning_rate=100.0, progress=False)
-    assert worse.trained == worse.projected  # training that makes the model worse is discarded
-    for each in (narrow, worse):
-        assert each.trained == pytest.approx((each.model(IDS) - model(IDS)).square().mean().item())
+    narrow = compress(model, IDS, d_model=rank(model, IDS) - 4)
+    assert narrow.projected == pytest.approx((narrow.model(IDS) - model(IDS)).square().mean().item())
 
 
 @pytest.mark.parametrize("config", [
@@ -237,5 +233,5 @@ def test_training_recovers_what_the_projection_lost_or_is_discarded():
 ], ids=str)  # fmt: skip
 def test_a_projection_of_full_width_changes_no_predictions(config):
     model = random_model(**{"d_model": 12, **config})
-    narrow = compress(model, PROMPTS, d_model=12, steps=0, progress=False)
+    narrow = compress(model, PROMPTS, d_model=12)
     torch.testing.assert_close(narrow.model.predict(PROMPTS), model.predict(PROMPTS))
