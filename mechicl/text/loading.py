@@ -2,8 +2,6 @@
 
 import glob
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +63,7 @@ def load_texts(
         if source is not None:
             raise ValueError(f"the texts of {task.name!r} are made by rule, so it takes no source")
         return _rule_made(task, split, 512 if n_texts is None else n_texts, seed)
-    with _no_progress_bars():
-        dataset = _from_hub(task, split) if source is None else _from_source(task, split, Path(source))
+    dataset = _from_hub(task, split) if source is None else _from_source(task, split, Path(source))
     origin = f"{task.hub}, split {split!r}" if source is None else str(source)
     return _examples(task, dataset.with_format(None), origin, n_texts, seed)  # a saved one may give out tensors
 
@@ -132,31 +129,25 @@ def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset"
 
 def _from_folder(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
     import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         saved = datasets.load_from_disk(str(folder))
-    except FileNotFoundError:
-        return _from_copy(task, split, folder)
+    except FileNotFoundError:  # a copy of the hub's repository
+        with tempfile.TemporaryDirectory() as cache:
+            options = {"split": split, "cache_dir": cache, "keep_in_memory": True}
+            try:
+                return datasets.load_dataset(str(folder), task.subset, **options)
+            except (DatasetsError, OSError, ValueError) as error:
+                raise ValueError(
+                    f"{folder} is neither a folder that save_to_disk of datasets wrote, nor a copy of the hub's "
+                    f"repository {task.hub} with the split {split!r} ({_first_line(error)})"
+                ) from error
     if isinstance(saved, datasets.Dataset):
         return saved
     if split not in saved:
         raise ValueError(f"{folder} has the splits {list(saved)}, got {split!r}")
     return saved[split]
-
-
-def _from_copy(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":
-    """Read a copy of a repository of the hub; its subset is the task's."""
-    import datasets
-    from datasets.exceptions import DatasetsError
-
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            return datasets.load_dataset(str(folder), task.subset, split=split, cache_dir=cache, keep_in_memory=True)
-        except (DatasetsError, OSError, ValueError) as error:
-            raise ValueError(
-                f"{folder} is neither a folder that save_to_disk of datasets wrote, nor a copy of the hub's repository "
-                f"{task.hub} with the split {split!r} ({_first_line(error)})"
-            ) from error
 
 
 def _examples(
@@ -200,19 +191,3 @@ def _class_index(task: TextTask, label: Any, origin: str) -> int:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    import datasets
-    from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
-
-    # the library warns if this contradicts its environment variable
-    if HF_DATASETS_DISABLE_PROGRESS_BARS is not None or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()
