@@ -579,7 +579,7 @@ REASONS = {
     ),
     "draws a result: `viz.plot` draws some in these tests": (
         "PatchingExplorer alignments_over_training attention_figure causal_graph composition_figure connectivity_paths "
-        "counterfactual_scatter head_similarity_figure head_table heads_during_training init_notebook interval_lines "
+        "counterfactual_scatter head_similarity_figure head_table init_notebook interval_lines "
         "learning_coefficients losses_over_training map_similarity_figure settings_figure shifted_losses "
         "training_history update_similarity_figure weight_products_figure save"
     ),

@@ -1,5 +1,6 @@
 """The report on models of token sequences: when induction heads form, and the circuit that they are part of."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +29,7 @@ from mechicl.learners.token_learners import named_token_learners, token_losses
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
-from mechicl.reports.history import strategies
+from mechicl.reports.history import TITLE, strategies
 from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, agreement_with_papers, has_learned
@@ -42,10 +43,6 @@ KIND = 0.3  # least share of its attention by which a head is of a kind
 RIGHT = "share of tokens that can be predicted that are"
 NODES, FAITHFUL = "heads of the circuit", "faithfulness of the circuit"
 _WORDS = {
-    "learning": """Black: each seed's cross entropy of the next token on held-out sequences, over the tokens that can be
-        predicted. Coloured: the highest score of any head, mean over the seeds. Scores are the attention to the
-        previous token, and from a token to what followed its earlier occurrence, on random sequences that are repeated
-        once.""",
     "learner": """Kullback-Leibler divergence of each reference learner's next-token probabilities from the network's,
         by the number of tokens read.""",
     "regret": """Cross entropy of the next token above that of the best known learner of the task, on the same
@@ -73,11 +70,7 @@ def _learning(kind: "Tokens") -> Measured:
         Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
         Row(RIGHT, None, _over_seeds(torch.stack(right)), over, share=True),
     ]
-    if kind.formed is None:
-        return rows, [], {}
-    drawn = viz.heads_during_training(kind.study.record.get("curve", {}), kind.formed, "Loss and scores")
-    data = {"steps": kind.formed.steps, **{name: values.tolist() for name, values in kind.formed.scores.items()}}
-    return rows, [Section("When heads form", _WORDS["learning"], drawn)], {"formation": data}
+    return [replace(row, section=TITLE) for row in rows], [], {}
 
 
 def _heads(kind: "Tokens") -> Measured:

@@ -19,7 +19,6 @@ from mechicl.viz.results import plot
 from mechicl.viz.training import (
     alignments_over_training,
     head_similarity_figure,
-    heads_during_training,
     learning_coefficients,
     losses_over_training,
     map_similarity_figure,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PatchingExplorer", "alignments_over_training", "attention_figure", "causal_graph", "circuit_graph",
     "composition_figure", "connectivity_paths", "counterfactual_scatter", "head_similarity_figure", "head_table",
-    "heads_during_training", "init_notebook", "interval_lines", "learning_coefficients", "lines",
+    "init_notebook", "interval_lines", "learning_coefficients", "lines",
     "losses_over_training", "map_similarity_figure", "patching_grid", "phase_diagram", "plot", "prompt_attention",
     "save", "settings_figure", "shifted_losses", "training_history", "update_similarity_figure",
     "weight_products_figure",

@@ -132,7 +132,7 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     ShiftedLosses: lambda result: behaviour.shifted_losses({"": result}),
     TokenIdentification: behaviour.token_divergences,
     AlignmentOverTraining: lambda result: training.alignments_over_training({"": result}),
-    HeadsOverTraining: lambda result, curve=None: training.heads_during_training(curve or {}, result),
+    HeadsOverTraining: lambda result: training.training_history({}, {"highest score of a head": result}),
     LearningCoefficient: training.learning_coefficients,
     StrategyTracking: training.strategies_over_training,
     FewShotScores: interventions.few_shot_curves,

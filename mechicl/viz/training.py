@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from mechicl.analysis.dynamics import (
     AlignmentOverTraining,
-    HeadsOverTraining,
     LearningCoefficient,
     StrategyTracking,
     Transitions,
@@ -93,43 +91,6 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
 
 
 @checked
-def heads_during_training(
-    curve: Mapping[str, Any], scores: HeadsOverTraining, title: str = "When heads form"
-) -> go.Figure:
-    """Draw the loss over training (left axis) and when heads form (right axis).
-
-    The loss, in nats, has a line for each seed. Each kind of head score, such as "induction", has a line: the highest
-    score of any head at each snapshot, a mean over seeds with a band of its 95% interval if there are several.
-
-    Args:
-        curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.
-        scores: result of `score_heads_over_training` for the same checkpoint.
-    """
-    fig = make_subplots(specs=[[{"secondary_y": True}]])
-    fig.update_layout(draw.figure(title).layout)
-    every = sorted({*curve.get("eval_step", ()), *scores.steps})
-    places = dict(zip(every, draw.on_log_axis(every), strict=True))
-    for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
-        x, black = [places[step] for step in curve["eval_step"]], draw.COLORS["gradient descent"]
-        look = {"opacity": 0.5, "legendgroup": "loss", "showlegend": seed == 0, "place": {"secondary_y": False}}
-        draw.add_line(fig, x, losses, "loss", black, **look)
-    colors = itertools.cycle(draw.COLORS[name] for name in ("GD++", "Newton", "Chebyshev", "fine-tuned"))
-    for (name, values), color in zip(scores.scores.items(), colors, strict=False):
-        x, means = [places[step] for step in scores.steps], [interval(seeds) for seeds in values]
-        place = {"secondary_y": True}
-        draw.add_intervals(fig, x, means, f"{name.replace('_', ' ')} score", color, place=place)
-    several = any(values.shape[1] > 1 for values in scores.scores.values())
-    fig.update_xaxes(
-        title=draw.title_of_steps(every), type="log", dtick=1, exponentformat="none", separatethousands=True,
-        ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # space for the axes' zeros
-    )  # fmt: skip
-    fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
-    score = "score (95% interval over seeds)" if several else "score"
-    fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
-    return fig.update_layout(legend=draw.BELOW)
-
-
-@checked
 def learning_coefficients(result: LearningCoefficient) -> go.Figure:
     """Draw the chains at the last step (first part and seed), and the coefficient of each part over training steps.
 
@@ -197,20 +158,21 @@ def training_history(
     The loss has a line for each seed. Quantities are means over seeds with bands of 95% intervals.
 
     Args:
-        curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`.
+        curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`; {} for no panel of it.
         traced: results with a field `steps` and quantities `[step seed]`, such as those of `measure_over_training` and
             `score_heads_over_training`; the keys are the titles of their panels.
         transitions: result of `find_transitions`: a dotted line through all panels marks each seed's transition.
         loss: title of the loss' panel.
     """
-    names, steps = [loss, *traced], {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
+    names = [*([loss] if curve else []), *traced]
+    steps = {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
     fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
-    every = sorted({*curve["eval_step"], *(step for each in steps.values() for step in each)})
+    every = sorted({*curve.get("eval_step", ()), *(step for each in steps.values() for step in each)})
     places = dict(zip(every, draw.on_log_axis(every), strict=True))
-    for seed, losses in enumerate(zip(*curve["eval_loss"], strict=True)):
+    for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
         look = {"opacity": 0.6, "legendgroup": loss, "showlegend": seed == 0, "place": draw.panel(0, 1)}
         draw.add_line(fig, [places[s] for s in curve["eval_step"]], losses, "each seed", draw.COLORS["trained"], **look)
-    for i, (name, result) in enumerate(traced.items(), start=1):
+    for i, (name, result) in enumerate(traced.items(), start=bool(curve)):
         lines = {key.replace("_", " "): values for key, values in result.samples().items() if values.ndim == 2}
         look = {"place": draw.panel(i, 1), "legendgroup": name, "showlegend": len(lines) > 1}
         for (key, values), color in zip(lines.items(), draw.shades(len(lines)), strict=True):

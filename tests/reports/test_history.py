@@ -53,7 +53,8 @@ def test_the_report_draws_the_scores_that_it_has_measured(tmp_path):
     path = kind.write(tmp_path, "report", ["learning", "history"])
     data = json.loads(path.with_suffix(".json").read_text())
     scores = data["history"]["highest score of a head"]
-    assert scores == {name: data["formation"][name] for name in ("previous_token", "induction")}
+    assert kind.formed is not None
+    assert scores == {name: kind.formed.scores[name].tolist() for name in ("previous_token", "induction")}
     assert "How it came about" in path.read_text()
 
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from mechicl import viz
 from mechicl.analysis import Match
 from mechicl.analysis.behaviour.losses import ShiftedLosses
-from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining, OverTraining
+from mechicl.analysis.dynamics.training import AlignmentOverTraining, OverTraining
 from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.language import FewShotScores, MatchedAblation
 from mechicl.analysis.weights.paths import LossPath
@@ -58,7 +58,6 @@ FIGURES: dict[str, Callable[[str], go.Figure]] = {
     "phase diagrams": lambda t: viz.phase_diagram(frame(t), t, "n", f"l {t}"),
     "losses": lambda t: viz.losses_over_training([1, 10], {t: [[1.0], [0.5]]}, references={t: 0.1}),
     "alignments": lambda t: viz.alignments_over_training({t: ALIGNED, "b": ALIGNED}),
-    "heads": lambda t: viz.heads_during_training(CURVE, HeadsOverTraining((1, 10), {t: SEEDS}), title=t),
     "histories": lambda t: viz.training_history(CURVE, {t: OverTraining((1, 10), {t: SEEDS, "b": SEEDS})}, loss=t),
     "settings": lambda t: viz.settings_figure({t: {t: INTERVALS[0], "b": INTERVALS[1]}}, t),
     "scores": lambda t: score_bars(t, t, [t, "b"], {t: [0.1, 0.2]}),

@@ -12,7 +12,7 @@ from mechicl.analysis.finetuning import draw_texts
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
-from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training, training_history
+from mechicl.viz import alignments_over_training, losses_over_training, training_history
 from tests.text.models import reader
 from tests.viz.traces import heatmaps, lines
 
@@ -63,17 +63,6 @@ def test_cosines_and_distances_have_bands_if_there_are_several_seeds():
     assert list(bands[0].y) == pytest.approx([first.high, second.high, second.low, first.low])
 
 
-def test_scores_are_drawn_over_the_loss_of_every_seed():
-    curve = {"eval_step": [0, 10, 100], "eval_loss": [[4.0, 3.0], [2.0, 2.5], [0.1, 0.2]]}
-    scores = {"previous_token": torch.tensor([[0.1, 0.3], [0.5, 0.7]], dtype=torch.float64)}
-    figure: Any = heads_during_training(curve, HeadsOverTraining((0, 50), scores))
-    assert lines(figure, "loss") == [([5, 10, 100], [4.0, 2.0, 0.1]), ([5, 10, 100], [3.0, 2.5, 0.2])]
-    assert lines(figure, "previous token score") == [([5, 50], pytest.approx([0.2, 0.6]))]  # step 0 as for the loss
-    assert {trace.name: trace.yaxis for trace in figure.data if trace.name}["previous token score"] == "y2"
-    alone = HeadsOverTraining((0, 50), {"copying": torch.tensor([[0.1], [0.2]], dtype=torch.float64)})
-    assert [trace.name for trace in heads_during_training({}, alone).data] == ["copying score"]  # and no band  # type: ignore[attr-defined]
-
-
 def test_a_history_draws_loss_transitions_and_quantities_in_panels_with_one_axis():
     curve = {"eval_step": [0, 10, 100], "eval_loss": [[4.0, 3.0], [2.0, 2.9], [0.1, 0.2]]}
     scores = HeadsOverTraining((0, 50), {"previous_token": torch.tensor([[0.1, 0.3], [0.5, 0.7]], dtype=torch.float64)})
@@ -90,6 +79,9 @@ def test_a_history_draws_loss_transitions_and_quantities_in_panels_with_one_axis
     marks = [(line.x0, line.xref) for line in figure.layout.shapes]
     assert marks == [(step, axis) for step in (5.0, 55.0) for axis in ("x", "x2", "x3")]
     assert falls.steps.tolist() == [5.0, 55.0]
+    alone: Any = training_history({}, {"heads": scores})
+    assert [note.text for note in alone.layout.annotations] == ["heads"]
+    assert lines(alone, "previous token") == [([25, 50], pytest.approx([0.2, 0.6]))]
 
 
 # ---- fine-tuning ----
