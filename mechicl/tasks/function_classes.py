@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, between, check_fields
 from mechicl.prompts import Prompts
-from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_active_dims, noise_text
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_active_dims
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,9 +38,6 @@ class GaussianInputs(PromptDistribution):
         """Number of input coordinates that are not zero."""
         return self.x_dim if self.active_dims is None else self.active_dims
 
-    def _distributions(self) -> str:
-        return "inputs from N(0, I)"
-
 
 @dataclass(frozen=True, repr=False)
 class GaussianPoints(GaussianInputs):
@@ -64,9 +61,6 @@ class NoisyPoints(GaussianPoints):
     """
 
     noise_std: NonNegative = 0.0
-
-    def _distributions(self) -> str:
-        return f"inputs from N(0, I), {noise_text(self.noise_std)}"
 
     def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
         values = self._values(xs, random)
@@ -234,9 +228,6 @@ class MixedRegression(GaussianPoints):
         stds = stds * len(self.noise_stds) if len(stds) == 1 else stds
         return tuple(zip(self.noise_stds, stds, strict=True))
 
-    def _distributions(self) -> str:
-        return f"inputs from N(0, I), {' or '.join(map(noise_text, self.noise_stds))}"
-
     def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
         choice = random.integers(0, len(self.settings), len(xs))
         noise_std, weight_std = torch.tensor(self.settings, dtype=xs.dtype, device=xs.device)[choice].unbind(-1)
@@ -277,11 +268,6 @@ class SineRegression(PromptDistribution):
             low, high = getattr(self, name)
             if not -math.inf < low <= high < math.inf:
                 raise ValueError(f"{name} must be (low, high), finite, with low <= high, got {(low, high)}")
-
-    def _distributions(self) -> str:
-        names = ("x_range", "inputs"), ("amplitude_range", "amplitudes"), ("phase_range", "phases")
-        texts = [f"{words} from U({', '.join(f'{end:.3g}' for end in getattr(self, name))})" for name, words in names]
-        return f"{', '.join(texts)}, no noise"
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         def between(interval: tuple[float, float], shares: Tensor) -> Tensor:

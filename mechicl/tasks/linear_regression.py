@@ -15,7 +15,6 @@ from mechicl.tasks.sampling import (
     PromptDistribution,
     RandomTensors,
     check_active_dims,
-    noise_text,
     random_rotations,
     targets_of,
 )
@@ -66,7 +65,7 @@ class LinearRegression(PromptDistribution):
     Example:
         >>> task = LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
         >>> task
-        LinearRegression(x_dim=5, n_context=20, noise_std=0.5) with inputs from U(-1/2, 1/2), noise from N(0, 0.5²)
+        LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
         >>> task.sample(3, seed=0)
         Prompts(n_prompts=3, n_context=20, x_dim=5, y_dim=1, dtype=torch.float32, device='cpu')
     """
@@ -118,16 +117,6 @@ class LinearRegression(PromptDistribution):
         if self.n_distractors > self.n_context:
             raise ValueError(f"n_distractors must be 0 to n_context={self.n_context}, got {self.n_distractors}")
         check_active_dims(self)
-
-    def _distributions(self) -> str:
-        names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
-        texts = {"uniform": "U(-1/2, 1/2)", "gaussian": "N(0, I)", "sphere": "the unit sphere"}
-        if self.covariance or self.condition_number or self.eigenvalues:
-            texts["gaussian"] = "N(0, Σ)"
-        inputs = " or ".join(texts.get(name, f"the {name} distribution") for name in names)
-        if self.input_scale != 1:
-            inputs += f" times {self.input_scale:g}"
-        return f"inputs from {inputs}, {noise_text(self.noise_std)}"
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = self._sample_inputs(n_prompts, random)

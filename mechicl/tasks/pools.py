@@ -12,7 +12,7 @@ from mechicl.base.arguments import Count, Natural, NonNegative, check_fields
 from mechicl.prompts import Prompts
 from mechicl.tasks.function_classes import SineRegression
 from mechicl.tasks.linear_regression import LinearRegression
-from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, check_active_dims, noise_text
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, check_active_dims
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,9 +105,6 @@ class TaskPool(PromptDistribution):
     def _weights(self) -> Float[Tensor, "task x"]:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(self.n_tasks, self.x_dim, generator=generator, dtype=torch.float64)
-
-    def _distributions(self) -> str:
-        return f"inputs from N(0, I), {noise_text(self.noise_std)}"
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = random.normal(n_prompts, self.n_context + 1, self.x_dim)

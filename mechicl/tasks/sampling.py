@@ -217,19 +217,14 @@ class Distribution(ABC, Generic[_Batch]):
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """The sizes and the fields that differ from their defaults, then the distributions of inputs and noise."""
+        """The sizes and the fields that differ from their defaults."""
         shown = [
             (field.name, repr(getattr(self, field.name)))
             for field in dataclasses.fields(self)
             if field.name in SIZES or getattr(self, field.name) != field.default
         ]
         texts = [f"{name}={text if len(text) < MOST_SHOWN else f'{text[:MOST_SHOWN]}...'}" for name, text in shown]
-        drawn = self._distributions()
-        return f"{type(self).__name__}({', '.join(texts)})" + (f" with {drawn}" if drawn else "")
-
-    def _distributions(self) -> str:
-        """The distributions of inputs and noise as text; empty if the class determines them."""
-        return ""
+        return f"{type(self).__name__}({', '.join(texts)})"
 
     @abstractmethod
     def _sample(self, n_prompts: int, random: RandomTensors) -> _Batch: ...
@@ -345,8 +340,3 @@ def check_active_dims(task: Any) -> None:
     """Refuse a task with more active dimensions than dimensions."""
     if task.active_dims is not None and task.active_dims > task.x_dim:
         raise ValueError(f"active_dims must be 1 to x_dim={task.x_dim}, got {task.active_dims}")
-
-
-def noise_text(std: float) -> str:
-    """Return a noise level as text, for a task's `repr`."""
-    return f"noise from N(0, {std:g}²)" if std else "no noise"

@@ -17,7 +17,6 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors, sampling_g
 HIDDEN, TREES, DEPTH, LEVELS, FEWEST_ROWS, UNSEEN = 12, 3, 3, 5, 8, 64
 """Sizes of random networks and forests, most levels of a categorical column, fewest rows of tables of drawn sizes, and
 rows that only the scale of the labels is taken from."""
-FUNCTIONS = ("linear", "additive", "network", "trees")
 
 
 class TableTask(PromptDistribution):
@@ -120,9 +119,6 @@ class RandomTables(TableTask):
     def _labels(
         self, values: Float[Tensor, "table row"], known: Bool[Tensor, "row"], random: RandomTensors
     ) -> Float[Tensor, "table row y"]: ...
-
-    def _distributions(self) -> str:
-        return f"random functions ({', '.join(FUNCTIONS)}) of columns of several kinds"
 
 
 @dataclass(frozen=True, repr=False)
