@@ -89,11 +89,6 @@ class StepwiseAlgorithm(ABC):
             states.append(self._advance(k, states[-1]))
         return states
 
-    @checked(undefined=True)
-    def advance(self, k: int, state: State) -> State:
-        """Return the whole state after step `k`, counted from 0, given the state before it."""
-        return self._advance(k, state)
-
     def _advance(self, k: int, state: State) -> State:
         return self.step(k, state, context_of(state), self._sight(state))
 

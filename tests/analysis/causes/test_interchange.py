@@ -87,7 +87,8 @@ def test_r2_is_its_formula(model):
         for name in state:
             state[name][:, -1] = states[1][cell.step][name][:, -1]
         for k in range(cell.step, 3):
-            state = hypothesis.algorithm.advance(k, state)
+            context = {name: value[:, :-1] for name, value in state.items()}
+            state = hypothesis.algorithm.step(k, state, context)
         torch.testing.assert_close(expected.T, state["prediction"][:, -1], rtol=0, atol=1e-10)
         error = (predicted - expected).square().mean() / (source - base).square().mean()
         assert r2.mean == pytest.approx(1 - error.item(), abs=1e-12)
