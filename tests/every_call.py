@@ -343,9 +343,6 @@ CALLS: dict[str, Call] = {
     "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
     # ---- interventions and circuits ----
     "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
-    "analysis.interventions.patch_and_test": lambda w: interventions.patch_and_test(
-        w.model, w.prompts, w.others, n_permutations=19, **QUIET
-    ),
     "analysis.ablate": lambda w: analysis.ablate(w.model, w.prompts, "z", ("layer", "head"), **QUIET),
     "analysis.attribute": lambda w: analysis.attribute(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
     "analysis.patch_paths": lambda w: analysis.patch_paths(w.model, w.prompts, w.others, **QUIET),
@@ -594,7 +591,6 @@ ORDERED = {
     "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
     "prompts.Prompts.concatenate": "has more prompts",
     "analysis.corrupt": "draws one prompt's numbers after the other's",
-    "analysis.interventions.patch_and_test": "pairs prompts anew within blocks of eight neighbours",
     "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
     "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
 }  # fmt: skip

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 from mechicl import analysis
-from mechicl.analysis.interventions import logit_difference, patch_and_test
-from mechicl.analysis.interventions.patching_tests import _compare
+from mechicl.analysis.interventions import logit_difference
 from mechicl.analysis.layers import direct_logit_attribution, logit_lens
 from mechicl.base.settings import settings
 from mechicl.models import HookedTransformer
@@ -168,63 +167,6 @@ def test_batches_do_not_matter_and_answers_are_checked():
     scaled.unembed.register_forward_hook(lambda part, args, out: out + out.square())
     with pytest.raises(ValueError, match="do not add up to the logits"):
         direct_logit_attribution(scaled, IDS, CORRECT, WRONG)
-
-
-# ---- tests of patching ----
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2"])
-def test_p_values_are_those_of_all_permutations(name: str):
-    _, ours, _ = opened(name)
-    axes = {"layer": None, "head": None}
-    tested = patch_and_test(ours, IDS, OTHERS, axes=axes, metrics=METRIC, n_permutations=4000, progress=False)
-    plain = analysis.patch(ours, IDS, OTHERS, axes=axes, **QUIET)
-    torch.testing.assert_close(tested.values, plain.values)
-    orders = list(itertools.permutations(range(4)))
-    effects = torch.stack([analysis.patch(ours, IDS[list(order)], OTHERS, axes=axes, **QUIET).effect().mean(-1)
-                           for order in orders]).double()  # fmt: skip
-    apart = (effects - effects.mean(0)).abs()
-    count = (apart >= apart[0] * (1 - 1e-6)).double().mean(0)
-    torch.testing.assert_close(tested.p_values["metric"], count, atol=0.03, rtol=0)
-    sizes = apart / effects.std(0, correction=0)
-    largest = sizes.flatten(1).amax(1)[:, None, None]
-    low, high = ((largest >= sizes[0] * share).double().mean(0) for share in (1.03, 0.97))  # spreads are estimated
-    assert (tested.adjusted_p_values["metric"] >= low - 0.03).all()
-    assert (tested.adjusted_p_values["metric"] <= high + 0.03).all()
-    assert (tested.adjusted_p_values["metric"] >= tested.p_values["metric"]).all()
-    shifted = [analysis.patch(ours, IDS.roll(-k, 0), OTHERS, axes=axes, **QUIET).values["metric"] for k in (1, 2, 3)]
-    torch.testing.assert_close(tested.mismatched_values["metric"].float(), torch.stack(shifted).mean(0))
-    table = tested.to_dataframe()
-    assert table["metric_p"].tolist() == tested.p_values["metric"].flatten().tolist()
-    assert plot(tested).data
-
-
-def test_prompts_are_exchanged_within_blocks():
-    _, ours, _ = opened("GPT-2")
-    ids, others = token_ids(0, 9), token_ids(1, 9)  # blocks of five and four
-    metric = logit_difference(torch.arange(9), torch.arange(9) + 1)
-    given: dict[str, Any] = {"metrics": metric, "progress": False}
-    tested = patch_and_test(ours, ids, others, n_permutations=9, **given)
-    blocks = [list(range(5)), list(range(5, 9))]
-    expected = torch.zeros_like(tested.values["metric"])
-    for block in blocks:
-        for k in range(1, len(block)):
-            index = torch.arange(9)
-            index[block] = torch.tensor(block).roll(-k)
-            moved = analysis.patch(ours, ids[index], others, **given).values["metric"]
-            expected[..., block] += moved[..., block] / (len(block) - 1)
-    torch.testing.assert_close(tested.mismatched_values["metric"].float(), expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="at least 4 prompts"):
-        patch_and_test(ours, ids[:3], others[:3], **given)
-    with pytest.raises(ValueError, match="a test is of a metric"):
-        patch_and_test(ours, ids, others, progress=False)
-
-
-def test_false_positives_are_as_rare_as_promised():
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randn(500, 6, 100, generator=generator)  # no cell has an effect; the first entry is the observed one
-    tests = [_compare(each[:, 0], each[:, 1:]) for each in draws]
-    alone, together = (torch.stack(each) for each in zip(*tests, strict=True))
-    assert (alone <= 0.05).double().mean() == pytest.approx(0.05, abs=0.012)
-    assert (together.amin(1) <= 0.05).double().mean() == pytest.approx(0.05, abs=0.03)
 
 
 # ---- patterns of heads, and runs ----

@@ -62,8 +62,8 @@ def build(kind: type, samples: list[int]) -> Any:
 
 
 TESTED_ELSEWHERE = {  # their fields depend on one another
-    "ConstructionFit", "FamilyMatch", "HeadScores", "Identification", "InterventionSweep", "PatchingTest",
-    "StrategyTracking", "TaskTexts",
+    "ConstructionFit", "FamilyMatch", "HeadScores", "Identification", "InterventionSweep", "StrategyTracking",
+    "TaskTexts",
 }  # fmt: skip
 RESULTS = [each for each in RESULTS if each.__name__ not in TESTED_ELSEWHERE]
 

@@ -15,7 +15,6 @@ from mechicl.analysis.interventions.metrics import (
     target_probability,
 )
 from mechicl.analysis.interventions.patching import patch
-from mechicl.analysis.interventions.patching_tests import patch_and_test
 from mechicl.analysis.interventions.paths import patch_paths
 from mechicl.analysis.interventions.session import PatchingSession
 from mechicl.analysis.interventions.sweeps import InterventionSweep
@@ -23,6 +22,6 @@ from mechicl.models.opening.sites import Site
 
 __all__ = [
     "InterventionSweep", "Metric", "PatchingSession", "Replacement", "Site", "ablate", "attribute",
-    "correlate_effects", "corrupt", "corrupt_tokens", "logit_difference", "next_token_loss", "patch", "patch_and_test",
-    "patch_paths", "squared_error", "target_probability",
+    "correlate_effects", "corrupt", "corrupt_tokens", "logit_difference", "next_token_loss", "patch", "patch_paths",
+    "squared_error", "target_probability",
 ]  # fmt: skip
