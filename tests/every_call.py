@@ -314,9 +314,6 @@ CALLS: dict[str, Call] = {
         w.language.model, w.words.ids, w.words.targets, **QUIET
     ),
     "analysis.layers.logit_lens": lambda w: layer_analysis.logit_lens(w.language.model, w.words.ids, **QUIET),
-    "analysis.layers.probe_neurons": lambda w: layer_analysis.probe_neurons(
-        w.tokens, w.ids, w.ids[:, -1] < 2, "resid_post", ks=(1, 2)
-    ),
     "analysis.layers.cross_moments": lambda w: layer_analysis.cross_moments(w.prompts),
     "analysis.layers.ols_weights": lambda w: layer_analysis.ols_weights(w.prompts),
     "analysis.layers.second_moments": lambda w: layer_analysis.second_moments(w.prompts),

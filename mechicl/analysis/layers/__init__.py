@@ -8,9 +8,8 @@ from mechicl.analysis.layers.layer_learners import LayerErrors, Lens
 from mechicl.analysis.layers.logits import direct_logit_attribution, logit_lens
 from mechicl.analysis.layers.probes import algorithm_weights, cross_moments, ols_weights, probe, second_moments
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts
-from mechicl.analysis.layers.sparse_probes import probe_neurons
 
 __all__ = [
     "LayerErrors", "Lens", "Readouts", "algorithm_weights", "cross_moments", "direct_logit_attribution", "fit_readouts",
-    "logit_lens", "ols_weights", "probe", "probe_neurons", "second_moments",
+    "logit_lens", "ols_weights", "probe", "second_moments",
 ]  # fmt: skip
