@@ -76,9 +76,9 @@ def train_readouts(like: Readouts, prompts: Prompts, steps: int) -> Readouts:
     for _ in range(steps):
         batch = prompts[torch.randint(len(prompts), (64,), generator=generator)]
         with torch.no_grad():
-            streams = like.model.layer_streams(batch, "points")
-            norms = zip(streams, like.normalized, strict=True)
-            streams = torch.stack([F.layer_norm(s, s.shape[-1:], eps=like.model.cfg.eps) if n else s for s, n in norms])
+            *streams, last = like.model.layer_streams(batch, "points")
+            last = F.layer_norm(last, last.shape[-1:], eps=like.model.cfg.eps) if like.model.cfg.final_norm else last
+            streams = torch.stack([*streams, last])
         predictions = (streams[..., None, :] @ weights[:, None])[..., 0, :] + bias[:, None]
         optimizer.zero_grad()
         (predictions - batch.ys).square().mean((1, 2, 3)).sum().backward()

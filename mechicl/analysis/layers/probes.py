@@ -15,8 +15,8 @@ from torch import Tensor
 from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.layers.readouts import PENALTIES, Folds, RidgeSums, count_sums
-from mechicl.base.arguments import NonNegative, calling, checked
+from mechicl.analysis.layers.readouts import RidgeSums, count_sums
+from mechicl.base.arguments import calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
@@ -177,15 +177,14 @@ def probe(
     fitting: Prompts,
     held_out: Prompts,
     *,
-    penalties: Sequence[NonNegative] = PENALTIES,
-    folds: Folds = 4,
     progress: bool | None = None,
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
     Use it to find where a quantity can be read off the residual stream: a probe is a ridge regression from the stream
-    to the quantity of the points that the position can see. The control task fits the same probes to the quantities of
-    another prompt. Source: quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in
+    to the quantity of the points that the position can see, with a penalty chosen by four-fold cross-validation for
+    each layer, position and entry of a quantity. The control task fits the same probes to the quantities of another
+    prompt. Source: quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in
     Hewitt & Liang 2019.
 
     Args:
@@ -196,8 +195,6 @@ def probe(
             the t points before point t.
         fitting: prompts to fit on.
         held_out: prompts to measure on, with the same number of points.
-        penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
-            for each layer, position and entry of a quantity.
 
     Returns:
         A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe),
@@ -213,13 +210,13 @@ def probe(
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held_out need the same number of points, got {fitting} and {held_out}")
     names, n_points = tuple(quantities), model.count_points(fitting)
-    sums = RidgeSums(folds)
-    for streams, targets, _ in _batches(model, quantities, n_points, fitting, progress, folds):
+    sums = RidgeSums()
+    for streams, targets, _ in _batches(model, quantities, n_points, fitting, progress, with_sums=True):
         sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
-    maps = sums.solve(penalties)
+    weights, bias = sums.solve()
     parts, values = [], []
     for streams, targets, sizes in _batches(model, quantities, n_points, held_out, progress):
-        predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
+        predicted = streams.double().transpose(1, 2) @ weights + bias[:, :, None]
         squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
         parts.append(torch.stack([group.sum(-1) for group in squared]))
         values.append(targets.split(sizes, dim=-1)[: len(names)])
@@ -248,12 +245,12 @@ def _batches(
     n_points: Int[Tensor, "pos"],
     prompts: Prompts,
     progress: bool | None,
-    folds: int | None = None,
+    with_sums: bool = False,
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
     """Yield streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 
     The partner in the control task is the next prompt of a group, drawn independently. The size of groups does not
-    depend on the memory, so that results do not either. With `folds`, the sums of a fit need memory too.
+    depend on the memory, so that results do not either. The sums of a fit need memory too.
     """
     groups, sums = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP)), 0.0
     for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):
@@ -261,10 +258,10 @@ def _batches(
         values = [_at_positions(name, quantity, n_points, group) for name, quantity in quantities.items()]
         targets = torch.cat([*values, *(each.roll(1, 0) for each in values)], dim=-1)
         sizes = [each.shape[-1] for each in values] * 2
-        if folds is not None and not sums:
+        if with_sums and not sums:
             with torch.no_grad():
                 shapes = [stream.shape for stream in model.layer_streams(group[:1], "positions")]
-            sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1], folds)
+            sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1])
         # all positions, twice as many as points, and again in float64 for the sums
         for part in prompt_batches(Lens(model), group, copies=8, reserved=sums):
             with torch.no_grad():

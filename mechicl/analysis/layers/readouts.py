@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from einops import einsum
@@ -11,41 +10,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
-from mechicl.base.arguments import NonNegative, at_least, check_fields, checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
 
-PENALTIES = tuple(10.0**e for e in range(-12, 3))  # the default, relative to the mean variance of the features
-Folds = Annotated[int, at_least(2)]
+PENALTIES = tuple(10.0**e for e in range(-12, 3))  # candidates, relative to the mean variance of the features
+FOLDS = 4  # of the cross-validation that chooses one
 WORK = 8  # matrices per site for solving: sums without a fold, covariances, eigenvectors and their work space
 
 
-@dataclass(frozen=True, eq=False)
-class LinearMaps:
-    """Fitted maps `features @ weights + bias`, one per site (a layer, a position, ...).
-
-    Attributes:
-        penalties: the chosen penalties `[*site y]`, relative to the mean variance of the features.
-        validation_errors: mean squared error of each candidate in cross-validation, `[penalty *site y]`.
-    """
-
-    weights: Float[Tensor, "*site feature y"]
-    bias: Float[Tensor, "*site y"]
-    penalties: Float[Tensor, "*site y"]
-    validation_errors: Float[Tensor, "penalty *site y"]
-
-
 class RidgeSums:
-    """Running sums from which ridge regressions follow, one at each site (a layer, a position, ...).
+    """Running sums from which maps `features @ weights + bias` follow, one at each site (a layer, a position, ...).
 
     Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
     """
 
-    def __init__(self, folds: Folds = 4):
-        self.folds = folds
-        self.n_prompts = 0
+    n_prompts = 0
 
     def add(
         self, features: Float[Tensor, "*site prompt sample feature"], targets: Float[Tensor, "*#site prompt sample y"]
@@ -58,15 +40,15 @@ class RidgeSums:
             # about the first batch's means, so that large means cost no digits
             self.shift = features.mean((-3, -2), keepdim=True)
             self.target_shift = targets.mean((-3, -2), keepdim=True)
-            self.second = features.new_zeros(self.folds, *site, size, size)
-            self.cross = features.new_zeros(self.folds, *site, size, n_targets)
-            self.targets = features.new_zeros(self.folds, *site, n_targets)
+            self.second = features.new_zeros(FOLDS, *site, size, size)
+            self.cross = features.new_zeros(FOLDS, *site, size, n_targets)
+            self.targets = features.new_zeros(FOLDS, *site, n_targets)
         targets = targets - self.target_shift
         ones = torch.ones_like(features[..., :1])
         extended = torch.cat([features - self.shift, ones], dim=-1)
         n = features.shape[-3]
-        fold_of = (torch.arange(n, device=features.device) + self.n_prompts) % self.folds
-        for fold in range(self.folds):
+        fold_of = (torch.arange(n, device=features.device) + self.n_prompts) % FOLDS
+        for fold in range(FOLDS):
             inside = fold_of == fold
             x, y = extended[..., inside, :, :].flatten(-3, -2), targets[..., inside, :, :].flatten(-3, -2)
             self.second[fold] += x.mT @ x
@@ -74,45 +56,44 @@ class RidgeSums:
             self.targets[fold] += y.square().sum(-2)
         self.n_prompts += n
 
-    def solve(self, penalties: Sequence[NonNegative] = PENALTIES) -> LinearMaps:
-        """Fit the maps at the penalties that are best in cross-validation, chosen for every site and target."""
-        if not penalties:
-            raise ValueError("penalties must be one or more numbers, got none")
-        if self.n_prompts < self.folds:
-            raise ValueError(f"{self.folds}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
+    def solve(self) -> tuple[Float[Tensor, "*site feature y"], Float[Tensor, "*site y"]]:
+        """Fit weights and biases by ridge regression.
+
+        The penalty is the best one in cross-validation, chosen for every site and target.
+        """
+        if self.n_prompts < FOLDS:
+            raise ValueError(f"{FOLDS}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
         if not all(sums.isfinite().all() for sums in (*self.second, *self.cross)):
             raise ValueError("features or targets have values that are not finite: has the model diverged?")
         if self.targets.ndim == 2:  # one site
-            return LinearMaps(*self._solve_at((), penalties))
-        columns = zip(*(self._solve_at((i,), penalties) for i in range(self.targets.shape[1])), strict=True)
-        weights, bias, chosen, errors = map(list, columns)
-        return LinearMaps(torch.stack(weights), torch.stack(bias), torch.stack(chosen), torch.stack(errors, dim=1))
+            return self._solve_at(())
+        weights, bias = zip(*(self._solve_at((i,)) for i in range(self.targets.shape[1])), strict=True)
+        return torch.stack(weights), torch.stack(bias)
 
-    def _solve_at(self, place: tuple[int, ...], penalties: Sequence[float]) -> tuple[Tensor, ...]:
-        """Fields of the maps at one entry of the first axis of sites, so that solving needs the memory of one."""
+    def _solve_at(self, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The maps at one entry of the first axis of sites, so that solving needs the memory of one."""
         folds = tuple(sums[(slice(None), *place)] for sums in (self.second, self.cross, self.targets))
         second, cross = folds[0].sum(0), folds[1].sum(0)
-        errors = torch.zeros(len(penalties), *folds[2].shape[1:], dtype=torch.float64, device=second.device)
+        errors = torch.zeros(len(PENALTIES), *folds[2].shape[1:], dtype=torch.float64, device=second.device)
         for held_second, held_cross, held_targets in zip(*folds, strict=True):
             solver = _Solver(second - held_second, cross - held_cross)
-            for i, penalty in enumerate(penalties):
+            for i, penalty in enumerate(PENALTIES):
                 maps = solver.at(torch.full_like(errors[i], penalty))
                 # Σ (y - xᵀw)² = Σ y² - 2 wᵀ Σ xy + wᵀ (Σ xxᵀ) w: the fold's error follows from its sums
                 explained = 2 * (maps * held_cross).sum(-2) - (maps * (held_second @ maps)).sum(-2)
                 errors[i] += held_targets - explained
-        errors = errors / second[..., -1, -1:]
-        chosen = torch.tensor(list(penalties), dtype=torch.float64, device=second.device)[errors.argmin(0)]
+        chosen = torch.tensor(PENALTIES, dtype=torch.float64, device=second.device)[errors.argmin(0)]
         maps = _Solver(second, cross).at(chosen)
         weights, bias = maps[..., :-1, :], maps[..., -1, :]
         target_shift = self.target_shift.expand(*self.shift.shape[:-1], -1)  # its sites may be of size 1
         bias = bias - (self.shift[place][..., 0, :, :] @ weights)[..., 0, :] + target_shift[place][..., 0, 0, :]
-        return weights, bias, chosen, errors
+        return weights, bias
 
 
-def count_sums(sites: Sequence[int], n_features: int, n_targets: int, folds: int) -> float:
+def count_sums(sites: Sequence[int], n_features: int, n_targets: int) -> float:
     """Bytes for `RidgeSums` at these sites, and for solving them."""
     n_sites, size = math.prod(sites), n_features + 1
-    n_matrices = (folds + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
+    n_matrices = (FOLDS + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
     return 8.0 * n_matrices * size * (size + n_targets)
 
 
@@ -151,17 +132,12 @@ class Readouts(LayerLearner):
 
     Attributes:
         weights: `[layer point d_model y]`; one point where the readout is shared.
-        penalties: chosen ridge penalties `[layer point y]`, relative to the mean variance of the stream.
-        normalized: for each layer, True if its stream is normalised (layer norm without weights) before it is read.
-        shared: True if all points of a layer share one readout.
+        bias: `[layer point y]`.
     """
 
     model: LayeredModel
     weights: Float[Tensor, "layer point d_model y"]
     bias: Float[Tensor, "layer point y"]
-    penalties: Float[Tensor, "layer point y"]
-    normalized: tuple[bool, ...]
-    shared: bool
     name: str = "layer"
 
     def __post_init__(self) -> None:
@@ -174,14 +150,10 @@ class Readouts(LayerLearner):
         """Apply the readout of a layer to its stream."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
-        if self.shared or not self.gives_all_points:
-            points = torch.zeros(stream.shape[1], dtype=torch.long)
-        else:
-            points = torch.arange(stream.shape[1])
-            if points[-1] >= fitted:
-                raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {points[-1] + 1}")
-        stream = _normalized(self.model, stream) if self.normalized[layer] else stream
-        weights, bias = self.weights[layer][points].to(stream), self.bias[layer][points].to(stream)
+        if 1 < fitted < stream.shape[1]:
+            raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {stream.shape[1]}")
+        stream = _normed_at_end(self.model, layer, stream)
+        weights, bias = (each[layer, : stream.shape[1]].to(stream) for each in (self.weights, self.bias))
         read = einsum(stream, weights, "prompt point query model, point model y -> prompt point query y")
         return read + bias[:, None]
 
@@ -192,25 +164,21 @@ def fit_readouts(
     prompts: Prompts,
     *,
     shared: bool = False,
-    normalize: bool | None = None,
-    penalties: Sequence[NonNegative] = PENALTIES,
-    folds: Folds = 4,
     progress: bool | None = None,
 ) -> Readouts:
     """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
 
-    Ridge regression from the residual stream at a point's position to its target. A model that predicts every prefix in
-    one pass gets a readout for each point, any other model one for the query. All layers are fitted in one pass over
-    the prompts, and memory does not grow with their number. Source: Fu et al. 2024, B.1 (who train the readouts).
+    Ridge regression from the residual stream at a point's position to its target; the penalty is chosen by four-fold
+    cross-validation for each layer, point and target dimension. A model that predicts every prefix in one pass gets a
+    readout for each point, any other model one for the query. If the model has a final norm, the last stream is read
+    through a layer norm without weights, so that its readout can equal the model's head. All layers are fitted in one
+    pass over the prompts, and memory does not grow with their number. Source: Fu et al. 2024, B.1 (who train the
+    readouts).
 
     Args:
         model: a mechicl model, or a module wrapped by `mechicl.wrap`.
-        prompts: prompts to fit on, at least as many as folds; measure on others.
+        prompts: prompts to fit on, four or more; measure on others.
         shared: one readout for all points of a layer instead of one per point.
-        normalize: read all streams (True) or none (False) through a layer norm without weights. By default, as in the
-            paper, only the last stream is, if the model has a final norm: its readout can then equal the model's head.
-        penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
-            for each layer, point and target dimension.
 
     Returns:
         A `Readouts`, a learner whose steps are the layers; `match` and other comparisons take it too.
@@ -219,38 +187,34 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
         >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
-    if normalize and not hasattr(model.cfg, "eps"):
-        raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")
-    normalized = (bool(normalize),) * (model.cfg.n_layers + 1)
-    if normalize is None:
-        normalized = (*normalized[:-1], bool(getattr(model.cfg, "final_norm", False)))
-    if len(prompts) < folds:
-        raise ValueError(f"{folds}-fold cross-validation of {len(prompts)} prompts: give more prompts")
-    sums = RidgeSums(folds)
-    n_layers, _, n_points, width = _read_streams(model, prompts[:1], normalized)[0].shape
-    held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim, folds)
+    if len(prompts) < FOLDS:
+        raise ValueError(f"{FOLDS}-fold cross-validation of {len(prompts)} prompts: give more prompts")
+    sums = RidgeSums()
+    n_layers, _, n_points, width = _read_streams(model, prompts[:1])[0].shape
+    held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim)
     batches = list(prompt_batches(Lens(model), prompts, copies=STREAM_COPIES, reserved=held))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
-        streams, targets = _read_streams(model, part, normalized)
+        streams, targets = _read_streams(model, part)
         if shared:
             sums.add(streams, targets[None])
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
-    maps = sums.solve(penalties)
-    fitted = (part[:, None] if shared else part for part in (maps.weights, maps.bias, maps.penalties))
-    weights, bias, chosen = fitted
-    return Readouts(model, weights, bias, chosen, normalized, shared)
+    weights, bias = (each[:, None] if shared else each for each in sums.solve())
+    return Readouts(model, weights, bias)
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]
 
 
 @torch.no_grad()
-def _read_streams(model: LayeredModel, prompts: Prompts, normalized: tuple[bool, ...]) -> StreamsAndTargets:
-    layers = zip(model.layer_streams(prompts, prediction_rows(model, prompts)), normalized, strict=True)
-    streams = torch.stack([_normalized(model, s) if norm else s for s, norm in layers])
+def _read_streams(model: LayeredModel, prompts: Prompts) -> StreamsAndTargets:
+    layers = enumerate(model.layer_streams(prompts, prediction_rows(model, prompts)))
+    streams = torch.stack([_normed_at_end(model, layer, stream) for layer, stream in layers])
     return streams, prompts.ys[:, -streams.shape[2] :].to(streams)
 
 
-def _normalized(model: LayeredModel, stream: Tensor) -> Tensor:
+def _normed_at_end(model: LayeredModel, layer: int, stream: Tensor) -> Tensor:
+    """The stream, after the last layer of a model with a final norm through a layer norm without weights."""
+    if layer < model.cfg.n_layers or not getattr(model.cfg, "final_norm", False):
+        return stream
     return torch.nn.functional.layer_norm(stream, stream.shape[-1:], eps=model.cfg.eps)

@@ -25,6 +25,9 @@ CFG = TransformerConfig(
 )  # fmt: skip
 
 
+CANDIDATES = "mechicl.analysis.layers.readouts.PENALTIES"
+
+
 def drawn(n_sites: int, n_prompts: int, n_samples: int, seed: int):
     """Features whose mean is large against their spread, and noisy linear targets."""
     generator = torch.Generator().manual_seed(seed)
@@ -44,43 +47,48 @@ def ridge(x: np.ndarray, y: np.ndarray, penalty: float) -> tuple[np.ndarray, np.
 
 
 @pytest.mark.parametrize(("n_prompts", "n_samples", "penalty", "batch"), [(8, 1, 2.0, 1), (20, 3, 1e-3, 7)])
-def test_weights_are_numpys_however_the_prompts_are_batched(n_prompts, n_samples, penalty, batch):
+def test_weights_are_numpys_however_the_prompts_are_batched(n_prompts, n_samples, penalty, batch, monkeypatch):
+    monkeypatch.setattr(CANDIDATES, (penalty,))
     features, targets = drawn(2, n_prompts, n_samples, seed=0)
-    sums = RidgeSums(folds=4)
+    sums = RidgeSums()
     for start in range(0, n_prompts, batch):
         sums.add(features[:, start : start + batch], targets[:, start : start + batch])
-    maps = sums.solve([penalty])
-    for site in range(2):
+    for site, (fitted, constant) in enumerate(zip(*sums.solve(), strict=True)):
         weights, bias = ridge(features[site].flatten(0, 1).numpy(), targets[site].flatten(0, 1).numpy(), penalty)
-        np.testing.assert_allclose(maps.weights[site], weights, rtol=1e-8, atol=1e-9)
-        np.testing.assert_allclose(maps.bias[site], bias, rtol=1e-8, atol=1e-7)
+        np.testing.assert_allclose(fitted, weights, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(constant, bias, rtol=1e-8, atol=1e-7)
 
 
-def test_validation_errors_are_those_of_maps_fitted_without_the_fold():
+@pytest.mark.parametrize("noise", [0.1, 3.0, 30.0])
+def test_the_penalty_is_the_best_of_maps_fitted_without_the_fold(noise, monkeypatch):
+    penalties = (1e-6, 0.1, 10.0)
+    monkeypatch.setattr(CANDIDATES, penalties)
     features, targets = drawn(1, 23, 2, seed=5)
-    sums, penalties = RidgeSums(folds=3), [1e-6, 1.0]
+    targets = targets + noise * torch.randn(targets.shape, generator=torch.Generator().manual_seed(1)).double()
+    sums = RidgeSums()
     sums.add(features, targets)
-    maps = sums.solve(penalties)
+    errors = np.zeros((len(penalties), 2))
     for i, penalty in enumerate(penalties):
-        total = 0.0
-        for fold in range(3):
-            held = np.arange(23) % 3 == fold
+        for fold in range(4):
+            held = np.arange(23) % 4 == fold
             x, y = (a[0][~held].flatten(0, 1).numpy() for a in (features, targets))
             weights, bias = ridge(x, y, penalty)
             predicted = features[0][held].flatten(0, 1).numpy() @ weights + bias
-            total = total + ((predicted - targets[0][held].flatten(0, 1).numpy()) ** 2).sum(0)
-        np.testing.assert_allclose(maps.validation_errors[i, 0].numpy(), total / 46, rtol=1e-7)
-    best = maps.validation_errors[:, 0].argmin(0)
-    assert maps.penalties[0].tolist() == [penalties[i] for i in best.tolist()]
+            errors[i] += ((predicted - targets[0][held].flatten(0, 1).numpy()) ** 2).sum(0)
+    x, y = (a[0].flatten(0, 1).numpy() for a in (features, targets))
+    for target, best in enumerate(errors.argmin(0)):
+        weights, _ = ridge(x, y, penalties[best])
+        np.testing.assert_allclose(sums.solve()[0][0, :, target], weights[:, target], rtol=1e-7)
 
 
-def test_features_that_are_constant_or_repeat_are_no_obstacle():
+def test_features_that_are_constant_or_repeat_are_no_obstacle(monkeypatch):
+    monkeypatch.setattr(CANDIDATES, (0.0,))
     x = torch.randn(1, 40, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     features, targets = torch.cat([x, x, torch.full_like(x, 7.0)], dim=-1), x.sum(-1, keepdim=True) * 3 + 1
     sums = RidgeSums()
     sums.add(features, targets)
-    maps = sums.solve([0.0])
-    torch.testing.assert_close(features @ maps.weights[:, None] + maps.bias, targets, atol=1e-8, rtol=0)
+    weights, bias = sums.solve()
+    torch.testing.assert_close(features @ weights[:, None] + bias, targets, atol=1e-8, rtol=0)
 
 
 # ---- readouts ----
@@ -100,16 +108,19 @@ def readouts(model, prompts) -> Readouts:
 
 
 def cached(model: HookedTransformer, prompts: Prompts) -> list[np.ndarray]:
-    """The streams at x tokens before and after each layer."""
+    """The streams at x tokens before and after each layer; the last with mean 0 and variance 1."""
     _, cache = model.run_with_cache(model.encode(prompts))
     names = ["blocks.0.hook_resid_pre", "blocks.0.hook_resid_post", "blocks.1.hook_resid_post"]
-    return [cache[name][:, ::2].detach().numpy() for name in names]
+    first, second, last = (cache[name][:, ::2].detach().numpy() for name in names)
+    centred = last - last.mean(-1, keepdims=True)
+    return [first, second, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + model.cfg.eps)]
 
 
-def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts):
+def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts, monkeypatch):
+    monkeypatch.setattr(CANDIDATES, (0.0,))
     held = TASK.sample(20, seed=1, dtype=torch.float64)
     with settings(memory=2e6):
-        fitted = fit_readouts(model, prompts, penalties=[0.0], normalize=False)
+        fitted = fit_readouts(model, prompts)
     predictions = fitted.trajectory(held).predictions
     for layer, (x, x_held) in enumerate(zip(cached(model, prompts), cached(model, held), strict=True)):
         for t in range(6):
@@ -118,20 +129,19 @@ def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts
             np.testing.assert_allclose(predictions[layer, :, t].numpy(), expected, atol=1e-5)
 
 
-def test_shared_readouts_pool_all_points(model, prompts):
-    fitted = fit_readouts(model, prompts, shared=True, penalties=[1e-6], normalize=False)
+def test_shared_readouts_pool_all_points(model, prompts, monkeypatch):
+    monkeypatch.setattr(CANDIDATES, (1e-6,))
+    fitted = fit_readouts(model, prompts, shared=True)
     assert fitted.weights.shape == (3, 1, 12, 1)
     weights, _ = ridge(cached(model, prompts)[2].reshape(-1, 12), prompts.ys.reshape(-1, 1).numpy(), 1e-6)
     np.testing.assert_allclose(fitted.weights[2, 0].numpy(), weights, rtol=1e-7, atol=1e-9)
 
 
 def test_the_models_own_head_is_a_normalised_readout(model, prompts):
-    fitted = fit_readouts(model, prompts, shared=True)
-    assert fitted.normalized == (False, False, True)
     with torch.no_grad():
         head = (model.ln_final.w[:, None] * model.unembed.W_U).expand(3, 1, -1, -1)
         bias = (model.ln_final.b @ model.unembed.W_U + model.unembed.b_U).expand(3, 1, -1)
-        own = Readouts(model, head, bias, fitted.penalties, (True,) * 3, True)
+        own = Readouts(model, head, bias)
         torch.testing.assert_close(own.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
 
@@ -263,9 +273,10 @@ def test_a_quantity_is_found_after_the_layer_that_writes_it():
     assert (result.selectivity()[0, 1, 1:] > 0.95).all()
 
 
-def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
+def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream(monkeypatch):
+    monkeypatch.setattr(CANDIDATES, (0.0,))
     model = _averaging_model()
-    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0])
+    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT)
     position, seen = 5, 3  # the third y token has seen three points
     _, cache = model.run_with_cache(model.encode(FITTING))
     _, cache_held = model.run_with_cache(model.encode(HELD_OUT))
@@ -279,7 +290,7 @@ def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
     assert interval.mean == pytest.approx(expected, abs=1e-8)
     assert interval.low < interval.mean < interval.high
     with settings(memory=3e6):
-        bounded = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0])
+        bounded = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT)
     torch.testing.assert_close(bounded.control_squared_errors, result.control_squared_errors)
 
 
@@ -324,8 +335,8 @@ PAIRED = HookedTransformer(TransformerConfig(x_dim=2, n_context=4)).eval()
 CROSS = {"cross": cross_moments}
 
 
-def sums(n: int, folds: int = 4) -> RidgeSums:
-    made = RidgeSums(folds)
+def sums(n: int) -> RidgeSums:
+    made = RidgeSums()
     made.add(torch.randn(1, n, 1, 2), torch.randn(1, n, 1, 1))
     return made
 
@@ -333,7 +344,6 @@ def sums(n: int, folds: int = 4) -> RidgeSums:
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("call", "named"), [
     (lambda: sums(3).solve(), "4-fold cross-validation of 3 prompts"),
-    (lambda: sums(4).solve([]), "penalties must be one or more"),
     (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
     (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
     (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
