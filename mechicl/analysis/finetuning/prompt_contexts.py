@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
@@ -19,19 +18,17 @@ from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts, Shots
 
-ZeroShot = Literal["query", "unlabelled"]
-
 
 @checked
-def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot | None = None) -> Shots:
+def prompt_shots(model: HookedTransformer, prompt: Prompts) -> Shots:
     """Convert one prompt of points to demonstrations (its context) and a query, for `fine_tune` and comparisons.
+
+    Without demonstrations a model reads the query alone. If its query sees only the context (`keys="context"`), it
+    would predict 0 for a query alone, so it reads the context's inputs too, with targets of 0.
 
     Args:
         model: the model whose tokens are made.
         prompt: one prompt, with one context point or more.
-        zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
-            targets of 0, for models whose query sees only the context (`keys="context"`), which predict 0 for a query
-            alone. By default "unlabelled" for these models, and "query" for others.
 
     Returns:
         A `Shots` of token sequences `[pos d_token]`: `zero_shot` (the query without demonstrations), `in_context`
@@ -44,9 +41,8 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     """
     if len(prompt) != 1 or prompt.n_context < 1:
         raise ValueError(f"prompt must be one prompt with context points, got {prompt}")
-    zero_shot = zero_shot or ("unlabelled" if model.cfg.keys == "context" else "query")
     xs, ys = prompt.context
-    bare = Prompts(prompt.xs, torch.zeros_like(prompt.ys)) if zero_shot == "unlabelled" else prompt.prefix(0)
+    bare = Prompts(prompt.xs, torch.zeros_like(prompt.ys)) if model.cfg.keys == "context" else prompt.prefix(0)
     bare = bare.with_query(prompt.query.xs)
     alone = model.encode(bare)[0]
     tokens_per_point = model.cfg.format.n_tokens(1) - model.cfg.format.n_tokens(0)
@@ -69,7 +65,6 @@ def search_on_prompts(
     *,
     learning_rates: Sequence[float] = SEARCHED_RATES,
     epochs: Sequence[int] = SEARCHED_EPOCHS,
-    zero_shot: ZeroShot | None = None,
     progress: bool | None = None,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
@@ -81,7 +76,6 @@ def search_on_prompts(
         prompts: other prompts than those to be measured later.
         tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of all W_K and W_V.
         epochs: numbers of epochs (passes over the context) to try.
-        zero_shot: the prompt without demonstrations, "query" or "unlabelled", as for `prompt_shots`.
 
     Returns:
         A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
@@ -92,7 +86,7 @@ def search_on_prompts(
     """
     searches = [
         search_tuning(
-            model, prompt_shots(model, prompt, zero_shot), tuning, learning_rates=learning_rates, epochs=epochs,
+            model, prompt_shots(model, prompt), tuning, learning_rates=learning_rates, epochs=epochs,
             progress=False,
         )
         for prompt in progress_bar(prompts.split(1), unit="prompt", progress=progress)
@@ -107,7 +101,6 @@ def compare_on_prompts(
     prompts: Prompts,
     tuning: FineTuning,
     *,
-    zero_shot: ZeroShot | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> FineTuningComparison:
@@ -117,7 +110,6 @@ def compare_on_prompts(
         model: a trained model; it stays unchanged.
         prompts: prompts whose contexts are the demonstrations.
         tuning: settings of fine-tuning, such as `search_on_prompts(...).best` on other prompts.
-        zero_shot: the prompt without demonstrations, "query" or "unlabelled", as for `prompt_shots`.
 
     Returns:
         A `FineTuningComparison` with one value per prompt (its axis `query`). Scores are minus the squared error.
@@ -125,7 +117,7 @@ def compare_on_prompts(
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()
     """
-    shots = [prompt_shots(model, prompt, zero_shot) for prompt in prompts.split(1)]
+    shots = [prompt_shots(model, prompt) for prompt in prompts.split(1)]
     tuned = fine_tune_each(model, shots, tuning, progress=progress)
     pairs = progress_bar(zip(shots, tuned, strict=True), total=len(shots), unit="prompt", progress=progress)
     # a prompt takes two seeds, one for each random baseline

@@ -203,17 +203,16 @@ def tokens_of_points(model, points):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("form", ["query", "unlabelled"])
 @pytest.mark.parametrize("kind", ["gpt", "linear"])
-def test_shots_of_a_prompt(kind, form):
+def test_shots_of_a_prompt(kind):
     model = model_of(kind, n_context=3, y_dim=2)
     if kind == "linear":
         with torch.no_grad():
             model.initial_weights.copy_(torch.tensor([[0.5, -1.0], [2.0, 0.25]]))
     prompt, n = random_prompts(model.cfg, 1, seed=4), 3
-    shots = prompt_shots(model, prompt, form)
+    shots = prompt_shots(model, prompt)
     xs, ys = prompt.xs[0].tolist(), prompt.ys[0].tolist()
-    bare = [(x, [0.0] * prompt.y_dim) for x in xs[:n]] if form == "unlabelled" else []
+    bare = [(x, [0.0] * prompt.y_dim) for x in xs[:n]] if kind == "linear" else []
     shown = list(zip(xs[:n], ys[:n], strict=True))
     assert_close(shots.zero_shot, (tokens_of_points(model, [*bare, (xs[n], None)]),))
     assert_close(shots.in_context, (tokens_of_points(model, [*shown, (xs[n], None)]),))
@@ -225,24 +224,20 @@ def test_shots_of_a_prompt(kind, form):
     for (first, number), x in zip(shots.example_spans, xs[:n], strict=True):
         assert number == 1
         assert shots.in_context[0][first, : prompt.x_dim].tolist() == x
-    default = "unlabelled" if kind == "linear" else "query"
-    assert len(prompt_shots(model, prompt).zero_shot[0]) == len(prompt_shots(model, prompt, default).zero_shot[0])
 
 
 @pytest.mark.parametrize(
-    ("kind", "form", "method"),
-    [("gpt", "query", "plain"), ("linear", "unlabelled", "plain"), ("linear", "unlabelled", "linearized"),
-     ("full", "query", "per_layer")],
-)  # fmt: skip
-def test_prompt_by_prompt(kind, form, method):
+    ("kind", "method"), [("gpt", "plain"), ("linear", "plain"), ("linear", "linearized"), ("full", "per_layer")]
+)
+def test_prompt_by_prompt(kind, method):
     model = model_of(kind, n_context=3)
     prompts = random_prompts(model.cfg, 2, seed=1)
     before, tuning = Snapshot(model), FineTuning(2e-5, epochs=2, method=method)
-    comparison = compare_on_prompts(model, prompts, tuning, zero_shot=form, seed=7)
+    comparison = compare_on_prompts(model, prompts, tuning, seed=7)
     before.check()
     parts = []
     for i in range(2):
-        shots = prompt_shots(model, prompts[i : i + 1], form)
+        shots = prompt_shots(model, prompts[i : i + 1])
         tuned = fine_tune(model, shots, tuning)
         parts.append(compare_with_finetuning(model, shots, tuned, seed=7 + 2 * i))
         if method == "plain":

@@ -351,7 +351,7 @@ def test_the_best_of_a_search(name):
 )
 def test_divergence(method, epochs):
     model = model_of("linear")
-    shots = prompt_shots(model, inputs(model, 0, 1), "unlabelled")
+    shots = prompt_shots(model, inputs(model, 0, 1))
     with pytest.raises(ValueError, match=r"diverged at all learning rates \(1e\+200, 1e\+250\): try lower ones"):
         search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e250), epochs=epochs)
     search = search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e-3), epochs=epochs)
