@@ -1,6 +1,5 @@
 """Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.circuits.search import between_ends
 from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import Fraction, Natural, check_fields, checked
+from mechicl.base.arguments import Natural, check_fields, checked
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.prompts import At
@@ -64,27 +63,6 @@ class CircuitCurve(Result):
         """
         gained = self.full - self.ablated
         return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
-
-    def smallest(self, share: Fraction, name: str | None = None) -> tuple[int, Interval]:
-        """Return the number of edges of the smallest circuit that keeps a share of the metric, and its faithfulness.
-
-        Only the measured sizes are compared, on every other prompt, and the faithfulness is measured on the rest.
-        `find_circuit(..., search="eap-ig", tolerance=1 - share)` bisects between
-        them and returns the circuit itself.
-
-        Raises:
-            ValueError: no circuit keeps that share.
-        """
-        chosen, measured = (self._half(i).faithfulness(name) for i in (0, 1))
-        for count, kept, elsewhere in zip(self.counts, chosen, measured, strict=True):
-            if kept.mean >= share:
-                return count, elsewhere
-        raise ValueError(f"share must be at most {max(kept.mean for kept in chosen):.3g} here, got {share:g}")
-
-    def _half(self, first: int) -> "CircuitCurve":
-        """The curve on every other prompt."""
-        parts = {name: alone[:, first::2] for name, alone in self.alone.items()}
-        return dataclasses.replace(self, full=self.full[first::2], ablated=self.ablated[first::2], alone=parts)
 
     def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
         """Measure the circuit performance ratio: the area under faithfulness over the fraction of edges.
@@ -192,7 +170,7 @@ def circuit_curve(
 
     Returns:
         A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`
-        for each fraction, the areas `cpr(name)` and `cmd(name)`, and `smallest(share, name)`.
+        for each fraction, and the areas `cpr(name)` and `cmd(name)`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -1,7 +1,5 @@
 """Faithfulness against size: against a plain loop, closed forms, and a planted circuit whose areas are known."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -101,18 +99,3 @@ def made(n_prompts: int = 4) -> CircuitCurve:
     alone = torch.tensor([1.0, 0.5, -0.25, 0.0], dtype=torch.float64)[:, None].repeat(1, n_prompts)
     return CircuitCurve((0.1, 0.2, 0.5, 1.0), (1, 2, 5, 10), {"scores": (0, 2, 5, 10)}, "loss", "zero", full, full + 1,
                         {"scores": alone})  # fmt: skip
-
-
-def test_the_smallest_circuit_that_keeps_a_share():
-    curve = made()  # keeps 0, 0.5, 1.25 and 1 of the metric with 1, 2, 5 and 10 edges
-    for share, count in ((0.5, 2), (0.6, 5), (1.0, 5)):
-        found, kept = curve.smallest(share)
-        assert (found, kept.mean) == (count, curve.faithfulness()[curve.counts.index(count)].mean)
-    # with one edge, the first and third prompt keep all (the metric is a loss), and the others nothing
-    lucky = torch.tensor([0.25, 1.0, 0.25, 1.0], dtype=torch.float64)
-    chosen = dataclasses.replace(curve, alone={"scores": torch.cat([lucky[None], curve.alone["scores"][1:]])})
-    found, kept = chosen.smallest(0.7)
-    assert (found, kept.mean, kept.n) == (1, 0.0, 2)
-    worse = dataclasses.replace(curve, alone={"scores": curve.alone["scores"] + 0.75})
-    with pytest.raises(ValueError, match=r"share must be at most 0\.5"):
-        worse.smallest(0.8)
