@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.annotations import described
@@ -332,9 +330,6 @@ def _check_loss(module: _WithLoss, n_examples: int) -> float:
         raise ValueError(f"the weights of a model must all be float32, or all float64, on one device, got {kinds}")
     if not all(weight.isfinite().all() for weight in weights):
         raise ValueError("the model has weights that are not finite")
-    if modes := [f"{name} ({type(part).__name__})" for name, part in module.model.named_modules() if part.training
-                 and (isinstance(part, _BatchNorm) or (isinstance(part, _DropoutNd) and part.p))]:  # fmt: skip
-        raise ValueError(f"the model has {', '.join(modes)} in training mode: call eval() on it")
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
