@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
@@ -44,7 +44,7 @@ class DualForm(Result):
 @torch.no_grad()
 def read_dual_form(
     model: Any,
-    prompts: Prompts | Tensor,
+    prompts: Prompts | Int[Tensor, "prompt pos"],
     layer: int = 0,
     n_demonstration_tokens: int | None = None,
     *,
@@ -80,7 +80,11 @@ def read_dual_form(
     parts = TransformerParts(adapter)
     if parts.norms_after:
         raise ValueError("this model norms the sum of its heads' outputs: no dual form")
-    tokens, known = _encode(adapter, prompts), hook_names(model)
+    tokens, known = adapter.encode(prompts), hook_names(model)
+    n_pos = tokens.shape[1]
+    n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
+    if not 0 <= n_shown < n_pos:
+        raise ValueError(f"n_demonstration_tokens must be 0 to {n_pos - 1}, without the last one, got {n_shown}")
     names = {part: get_act_name(part, layer) for part in ("q", "k", "v", "z")}
     rotated = {part: get_act_name(f"rot_{part}", layer) for part in ("q", "k")}
     names |= {part: name for part, name in rotated.items() if name in known}
@@ -88,11 +92,8 @@ def read_dual_form(
     bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
     caches = [adapter.record(part, names.values(), len(part)) for part in bar]
     q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))
-    n_pos, n_heads = q.shape[1], q.shape[2]
+    n_heads = q.shape[2]
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
-    n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
-    if not 0 <= n_shown < n_pos:
-        raise ValueError(f"n_demonstration_tokens must be 0 to {n_pos - 1}, without the last one, got {n_shown}")
     demonstrations = torch.arange(n_pos, device=q.device) < n_shown
     cfg = model.cfg.for_layer(layer)
     seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
@@ -113,14 +114,3 @@ def read_dual_form(
     predicted = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
     written = einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
     return DualForm(zero_shot, update, (predicted - written).norm(dim=-1) / written.norm(dim=-1))
-
-
-def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:
-    kind = adapter.model.cfg.prompt_format
-    if isinstance(prompts, Prompts) == (kind == "token_ids"):
-        reads = "token ids [prompt pos]" if kind == "token_ids" else "Prompts"
-        got = prompts if isinstance(prompts, Prompts) else f"a tensor {tuple(prompts.shape)}"
-        raise ValueError(f"a model of prompt_format={kind!r} reads {reads}, got {got}")
-    if isinstance(prompts, Tensor) and (prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point()):
-        raise ValueError(f"token ids must be ints [prompt pos], one or more, got {prompts.dtype} {[*prompts.shape]}")
-    return adapter.encode(prompts)
