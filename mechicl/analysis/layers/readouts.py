@@ -65,14 +65,12 @@ class RidgeSums:
             raise ValueError(f"{FOLDS}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
         if not all(sums.isfinite().all() for sums in (*self.second, *self.cross)):
             raise ValueError("features or targets have values that are not finite: has the model diverged?")
-        if self.targets.ndim == 2:  # one site
-            return self._solve_at(())
-        weights, bias = zip(*(self._solve_at((i,)) for i in range(self.targets.shape[1])), strict=True)
+        weights, bias = zip(*(self._solve_at(i) for i in range(self.targets.shape[1])), strict=True)
         return torch.stack(weights), torch.stack(bias)
 
-    def _solve_at(self, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _solve_at(self, first: int) -> tuple[Tensor, Tensor]:
         """The maps at one entry of the first axis of sites, so that solving needs the memory of one."""
-        folds = tuple(sums[(slice(None), *place)] for sums in (self.second, self.cross, self.targets))
+        folds = tuple(sums[:, first] for sums in (self.second, self.cross, self.targets))
         second, cross = folds[0].sum(0), folds[1].sum(0)
         errors = torch.zeros(len(PENALTIES), *folds[2].shape[1:], dtype=torch.float64, device=second.device)
         for held_second, held_cross, held_targets in zip(*folds, strict=True):
@@ -86,14 +84,14 @@ class RidgeSums:
         maps = _Solver(second, cross).at(chosen)
         weights, bias = maps[..., :-1, :], maps[..., -1, :]
         target_shift = self.target_shift.expand(*self.shift.shape[:-1], -1)  # its sites may be of size 1
-        bias = bias - (self.shift[place][..., 0, :, :] @ weights)[..., 0, :] + target_shift[place][..., 0, 0, :]
+        bias = bias - (self.shift[first][..., 0, :, :] @ weights)[..., 0, :] + target_shift[first][..., 0, 0, :]
         return weights, bias
 
 
 def count_sums(sites: Sequence[int], n_features: int, n_targets: int) -> float:
     """Bytes for `RidgeSums` at these sites, and for solving them."""
     n_sites, size = math.prod(sites), n_features + 1
-    n_matrices = (FOLDS + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
+    n_matrices = (FOLDS + 1) * n_sites + WORK * n_sites / sites[0]
     return 8.0 * n_matrices * size * (size + n_targets)
 
 
