@@ -100,11 +100,12 @@ def ablate(
         raise ValueError("there are no prompts to ablate on")
     grid = make_grid(adapter, tokens, component, axes)
     experiment = make_experiment(adapter, tokens, prompts, metrics)
-    values = _record_replacements(experiment, grid.hook_names, replacement)
+    values = record_replacements(experiment, grid.hook_names, replacement)
     return sweep_grid(experiment, grid, values, f"{replacement.method} ablation of {component}", progress=progress)
 
 
-def _record_replacements(experiment: Experiment, names: Sequence[str], replacement: Replacement) -> dict[str, Tensor]:
+def record_replacements(experiment: Experiment, names: Sequence[str], replacement: Replacement) -> dict[str, Tensor]:
+    """Record the values that replace activations, by hook name `[prompt ...]`."""
     adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     if replacement.method == "any":
         raise ValueError("method='any' is for edges of circuits: ablate with 'mean', 'zero' or 'resample'")

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.interventions.ablation import Replacement, record_replacements
 from mechicl.analysis.interventions.metrics import target_probability
 from mechicl.analysis.interventions.patching import make_experiment
-from mechicl.analysis.interventions.runs import record_within
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
@@ -85,19 +85,13 @@ def ablate_matched(
             raise ValueError(
                 f"head {layer}.{head} is not in the model: layers 0 to {n_layers - 1}, heads 0 to {n_heads - 1}"
             )
-    if reference.ids.shape[1] != prompts.ids.shape[1]:
-        lengths = f"{reference.ids.shape[1]} and {prompts.ids.shape[1]}"
-        raise ValueError(f"reference and prompts must have as many tokens, got {lengths}")
     generator = torch.Generator().manual_seed(seed)
     sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_layers, n_heads, generator) for _ in range(n_random)]
     tokens = adapter.encode(prompts.ids)
     experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets))
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
     names = sorted({site.hook_name for cell in cells for site in cell})
-    outputs = record_within(adapter, adapter.encode(reference.ids), names, experiment.budget)
-    values = {
-        name: output.mean(0, keepdim=True).expand(len(tokens), *output.shape[1:]) for name, output in outputs.items()
-    }
+    values = record_replacements(experiment, names, Replacement("mean", reference.ids))
     baseline = experiment.run_baseline(len(cells), values)
     with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
         measured = experiment.run_cells(baseline, cells, values, bar.update).values["metric"].cpu()

@@ -232,7 +232,7 @@ def test_matched_ablation(language, hf_model):
     with pytest.raises(ValueError, match="5 other heads to draw 7"):
         ablate_matched(language.model, prompts, [(layer, h) for layer in (0, 1) for h in range(4)][:7], **options)
     other = word_prompts(language.tokenizer, "antonyms", n_shots=3, n_prompts=2)
-    with pytest.raises(ValueError, match="must have as many tokens"):
+    with pytest.raises(ValueError, match="reference must have the prompts' length"):
         ablate_matched(language.model, prompts, [(0, 1)], reference=other)
 
 
