@@ -1,8 +1,7 @@
 """Regression as text, so that a language model can be compared with learning algorithms."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class TextLearner:
             alike[len(ids[row]), self._endings(text, ids[row])].append(row)
         means = torch.empty(len(texts), dtype=torch.float64)
         for (_, endings), rows in alike.items():
-            shares = self._shares(torch.tensor([start + ids[row] for row in rows]), _tree(endings))
+            shares = self._shares(torch.tensor([start + ids[row] for row in rows]), endings)
             means[rows] = shares @ torch.tensor(list(self.outputs.values()), dtype=torch.float64)
         return means[:, None].to(prompts.xs)
 
@@ -82,58 +81,37 @@ class TextLearner:
             raise ValueError(f"with the tokenizer of {name}, one output is the beginning of another")
         return tuple(endings)
 
-    def _shares(self, ids: Int[Tensor, "prompt pos"], endings: "Tree") -> Float[Tensor, "prompt output"]:
-        adapter = ModelAdapter(self.language.model, "query")
-        ids = adapter.encode(ids)
-        parts = []
+    def _shares(
+        self, ids: Int[Tensor, "prompt pos"], endings: Sequence[tuple[int, ...]]
+    ) -> Float[Tensor, "prompt output"]:
+        """Return the probability of each output: the product of its tokens', each among those of some output there."""
+        adapter, parts = ModelAdapter(self.language.model, "query"), []
+        ids, longest = adapter.encode(ids), max(map(len, endings))
+        beginnings = dict.fromkeys(ending[:n] for n in range(longest) for ending in endings if n < len(ending))
         for part in ids.split(rows_at_once(adapter, ids, Budget())):
-            shares = torch.zeros(len(part), len(self.outputs), dtype=torch.float64)
-            self._follow(_Continued(adapter, part), endings, torch.ones(len(part), dtype=torch.float64), shares)
+            shares = torch.ones(len(part), len(endings), dtype=torch.float64)
+            for beginning, logits in run_continued(adapter, part, beginnings):
+                n = len(beginning)
+                next_tokens = {i: ending[n] for i, ending in enumerate(endings) if ending[:n] == beginning}
+                tokens, place = torch.tensor([*next_tokens.values()]).unique(return_inverse=True)
+                shares[:, [*next_tokens]] *= logits[:, tokens.to(logits.device)].double().cpu().softmax(-1)[:, place]
             parts.append(shares)
         return torch.cat(parts)
 
-    def _follow(self, run: "_Continued", endings: "Tree", weights: Float[Tensor, "prompt"], shares: Tensor) -> None:
-        """Fill in the probabilities of all outputs that continue a run, times the weights of the prompts."""
-        among = run.logits[:, list(endings)].double().cpu().softmax(-1)
-        for (token, rest), share in zip(endings.items(), among.unbind(1), strict=True):
-            if isinstance(rest, int):
-                shares[:, rest] = weights * share
-            else:
-                with run.continued(token):
-                    self._follow(run, rest, weights * share, shares)
 
-
-Tree = dict[int, "int | Tree"]
-"""Outputs by their first token: the number of an output that ends there, or the tree of those that go on."""
-
-
-def _tree(endings: Sequence[tuple[int, ...]]) -> Tree:
-    tree: Tree = {}
-    for output, ending in enumerate(endings):
-        branch: Any = tree
-        for token in ending[:-1]:
-            branch = branch.setdefault(token, {})
-        branch[ending[-1]] = output
-    return tree
-
-
-class _Continued:
-    """A run of prompts to which tokens are appended and removed; keys and values are cached if the model can."""
-
-    def __init__(self, adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]):
-        self.adapter, self.ids = adapter, ids
-        self.logits, self.cache = adapter.run_cached(ids) if adapter.caches else (adapter.run(ids), None)
-
-    @contextmanager
-    def continued(self, token: int) -> Iterator[None]:
-        """Append a token for the time of a `with` block."""
-        ids, logits, cache = self.ids, self.logits, self.cache
-        self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
-        self.cache = fork_cache(cache)
-        new = self.ids if self.cache is None else self.ids[:, -1:]
-        self.logits = self.adapter.run(new, cache=self.cache)
-        yield
-        self.ids, self.logits, self.cache = ids, logits, cache
+def run_continued(
+    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], continuations: Iterable[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "prompt vocab"]]]:
+    """Yield continuations with the logits after texts and them; texts' keys and values are cached if the model can."""
+    alone, cache = adapter.run_cached(ids) if adapter.caches else (adapter.run(ids), None)
+    for tokens in continuations:
+        more = torch.tensor(tokens).to(ids).expand(len(ids), -1)
+        if not tokens:
+            yield tokens, alone
+        elif (fork := fork_cache(cache)) is None:
+            yield tokens, adapter.run(torch.cat([ids, more], dim=1))
+        else:
+            yield tokens, adapter.run(more, cache=fork)
 
 
 def _written(value: float, bound: float) -> str:

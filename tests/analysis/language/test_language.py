@@ -30,7 +30,7 @@ from mechicl.analysis.language import (
     steering,
     task_vectors,
 )
-from mechicl.analysis.language.numbers import _Continued
+from mechicl.analysis.language.numbers import run_continued
 from mechicl.analysis.language.vectors import strongest_heads, sum_of_outputs
 from mechicl.base.settings import settings
 from mechicl.interop import LanguageModel
@@ -367,23 +367,10 @@ def test_continued_texts_are_whole_runs(name):
     """Also where a window of 3 drops cached positions, and where there is no cache of keys and values."""
     bridge, plain = open_family(name)
     ids = token_ids(0, 3, 5)
-    run = _Continued(ModelAdapter(bridge), ids)
-
-    def check(ids: torch.Tensor) -> None:
-        expected = plain(ids).logits[:, -1]
-        torch.testing.assert_close(run.logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
-
-    def longer(ids: torch.Tensor, token: int) -> torch.Tensor:
-        return torch.cat([ids, torch.full_like(ids[:, :1], token)], 1)
-
-    for first in (3, 4):
-        check(ids)
-        with run.continued(first):
-            check(longer(ids, first))
-            for second in (5, 6):
-                with run.continued(second):
-                    check(longer(longer(ids, first), second))
-            check(longer(ids, first))
+    continuations = ((), (3,), (3, 5), (3, 6), (4,), (4, 5))
+    for tokens, logits in run_continued(ModelAdapter(bridge), ids, continuations):
+        expected = plain(torch.cat([ids, torch.tensor([tokens] * 3).to(ids)], 1)).logits[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "GPT-OSS"])
