@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analyses.support.script import Option, script
+from analyses.support.seeds import over_orders
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem, FittedAlgorithm
 from mechicl.algorithms.other_regressions import UNIT_LMS, UNIT_RIDGE
 from mechicl.algorithms.recursive import discounted_moments, fit_discounted, fit_normalized, fit_recursive
-from mechicl.analysis import identify, measure_order_sensitivity
+from mechicl.analysis import identify
 from mechicl.checkpoints import load_checkpoint, untrained
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer
@@ -76,8 +77,8 @@ def measured(model: Any, args: Any) -> dict[str, Any]:
     found: dict[str, Any] = {f"loss, {t} points": value for t, value in _curve(model, base).items()}
     for name, task, seed in (("noise of 0.5", NOISY, 14), ("drift", DRIFT, 15)):
         found[f"loss, {name}"] = _loss(model, task.sample(N_TESTING, seed=seed, dtype=torch.float64))
-    order = measure_order_sensitivity(model, base, n_orders=6, progress=False).relative()
-    found["order sensitivity"] = order.mean
+    variance, signal = over_orders(model, base, n_orders=6)
+    found["order sensitivity"] = (variance.mean() / signal.mean()).item()
     found["weight of the first 5 points over that of the last 5"] = forgetting(model, base)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # untrained models
         nearest = identify(model, TASK, n_prompts=args.n_identify, with_limits=False, with_references=False, steps=1,

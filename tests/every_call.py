@@ -287,9 +287,6 @@ CALLS: dict[str, Call] = {
         .squared_distances
     ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
-        w.model, w.prompts, n_orders=2, **QUIET
-    ),
     "analysis.measure_shifted_losses": lambda w: analysis.measure_shifted_losses(
         {"ridge": w.learner}, w.task, n_prompts=8, **QUIET
     ),
@@ -588,7 +585,6 @@ ORDERED = {
     "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
     "prompts.Prompts.concatenate": "has more prompts",
     "analysis.corrupt": "draws one prompt's numbers after the other's",
-    "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
     "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
 }  # fmt: skip
 """Calls whose results depend on the order of the prompts, as they document."""

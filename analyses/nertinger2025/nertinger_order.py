@@ -3,8 +3,8 @@
 from typing import Any
 
 from analyses.support.script import Option, script
+from analyses.support.seeds import over_orders
 from mechicl import algorithms
-from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.prompts import Prompts
@@ -33,9 +33,9 @@ def compare(args: Any) -> Comparison:
         "online gradient descent": AlgorithmLearner(algorithms.online_gradient_descent),
     }
     for label, learner in learners.items():
-        sensitivity = measure_order_sensitivity(learner, prompts, n_orders=args.n_orders, seed=args.seed)
+        share = ratio_interval(*over_orders(learner, prompts, n_orders=args.n_orders, seed=args.seed))
         published = "0" if label == "gradient descent" else "not 0"
-        rows.append(Row(f"{label}: {SHARE}", published, sensitivity.relative(), "prompts"))
+        rows.append(Row(f"{label}: {SHARE}", published, share, "prompts"))
     lead = (
         f"The context of {args.n_prompts} prompts in {args.n_orders} random orders (seed {args.seed}), the query last. "
         f"Gradient descent on the whole context predicts the same for every order. Intervals are over seeds and "
@@ -48,10 +48,9 @@ def _rows(label: str, checkpoint: Checkpoint, prompts: Prompts, args: Any) -> li
     """Both shares of one checkpoint, over its seeds."""
     shares: dict[str, list[Interval]] = {SHARE: [], "variance over orders / mean squared error": []}
     for model in checkpoint.models:
-        sensitivity = measure_order_sensitivity(model, prompts, n_orders=args.n_orders, seed=args.seed)
-        of_error = ratio_interval(sensitivity.variance, squared_errors(model, prompts)[:, 0])
-        for values, share in zip(shares.values(), (sensitivity.relative(), of_error), strict=True):
-            values.append(share)
+        variance, signal = over_orders(model, prompts, n_orders=args.n_orders, seed=args.seed)
+        for values, divisor in zip(shares.values(), (signal, squared_errors(model, prompts)[:, 0]), strict=True):
+            values.append(ratio_interval(variance, divisor))
     published = {SHARE: "0 if it ran GD (Theorem 3)"}
     return [over_models(f"{label}: {name}", each, checkpoint, published.get(name)) for name, each in shares.items()]
 

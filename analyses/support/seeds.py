@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl import constructions
 from mechicl.learners import Learner, squared_errors
+from mechicl.learners.learners import query_predictions
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 
@@ -20,6 +21,15 @@ def in_float64(models: Iterable[Any]) -> list[Any]:
 
 def query_errors(learners: Iterable[Learner], prompts: Prompts) -> Float[Tensor, "seed prompt"]:
     return torch.stack([squared_errors(learner, prompts)[:, 0] for learner in learners])
+
+
+@torch.no_grad()
+def over_orders(
+    learner: Learner, prompts: Prompts, *, n_orders: int, seed: int = 0
+) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"]]:
+    """Variance and mean square of the query's prediction over random orders of its context."""
+    found = torch.stack([query_predictions(learner, prompts.permuted(seed=seed + i)) for i in range(n_orders)])
+    return found.var(0).mean(-1), found.square().mean(0).mean(-1)
 
 
 def by_seed(values: Iterable[Any], digits: str = ".3g") -> str:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         identify_on_tables,
         identify_on_tokens,
         match,
-        measure_order_sensitivity,
         measure_shifted_losses,
         regret,
     )
@@ -77,15 +76,14 @@ __all__ = [
     "connect_modes", "corrupt", "corrupt_tokens", "dynamics", "find_circuit", "find_transitions", "fine_tune",
     "finetuning", "fingerprint", "fingerprint_on_tables", "fit_construction", "fit_readouts", "fit_subspace", "heads",
     "identify", "identify_on_tables", "identify_on_tokens", "interchange", "interpolate", "interventions", "language",
-    "layers", "match", "measure_circuit", "measure_order_sensitivity", "measure_over_training",
-    "measure_shifted_losses", "measure_target_copying", "next_token_loss", "patch", "patch_paths", "probe",
-    "read_dual_form", "read_weight_products", "regret", "sample_sources", "score_edges", "score_heads",
-    "score_heads_over_training", "test_hypotheses", "weights",
+    "layers", "match", "measure_circuit", "measure_over_training", "measure_shifted_losses", "measure_target_copying",
+    "next_token_loss", "patch", "patch_paths", "probe", "read_dual_form", "read_weight_products", "regret",
+    "sample_sources", "score_edges", "score_heads", "score_heads_over_training", "test_hypotheses", "weights",
 ]  # fmt: skip
 _NAMES = {
     "behaviour": (
         "Identification Match align fingerprint fingerprint_on_tables identify identify_on_tables identify_on_tokens "
-        "match measure_order_sensitivity measure_shifted_losses regret"
+        "match measure_shifted_losses regret"
     ),
     "causes": "SubspaceSearch fit_subspace interchange sample_sources test_hypotheses",
     "circuits": "Circuit compare_circuits find_circuit measure_circuit score_edges",

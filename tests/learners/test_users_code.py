@@ -12,7 +12,6 @@ from mechicl.analysis import align, identify, probe
 from mechicl.analysis.behaviour import (
     induced_weights,
     match,
-    measure_order_sensitivity,
     regressed_weights,
     regret,
 )
@@ -64,7 +63,6 @@ CALLS = {
     "squared_errors of points": lambda one: squared_errors(one, PROMPTS, at="points"),
     "regret": lambda one: regret(one, TASK, n_prompts=4, progress=False),
     "match": lambda one: match(one, MODEL, PROMPTS),
-    "order": lambda one: measure_order_sensitivity(one, PROMPTS, progress=False),
     "induced": lambda one: induced_weights(one, PROMPTS),
     "regressed": lambda one: regressed_weights(one, PROMPTS, torch.randn(4, 2)),
     "identify": lambda one: identify(one, TASK, n_prompts=8, with_limits=False, progress=False),

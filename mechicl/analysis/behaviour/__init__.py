@@ -13,7 +13,7 @@ from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weigh
 from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.fingerprints import Fingerprint, fingerprint
 from mechicl.analysis.behaviour.identification import identify
-from mechicl.analysis.behaviour.losses import Regret, measure_order_sensitivity, measure_shifted_losses, regret
+from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
 from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint, fingerprint_on_tables
 from mechicl.analysis.behaviour.table_learners import identify_on_tables
@@ -23,7 +23,6 @@ from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tune
 __all__ = [
     "Alignment", "Fingerprint", "Identification", "Match", "Regret", "SpectralLearner", "TableFingerprint", "align",
     "fingerprint", "fingerprint_on_tables", "identify", "identify_on_tables", "identify_on_tokens",
-    "induced_weights", "match", "measure_order_sensitivity",
-    "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
-    "tuned_clipped_descent", "tuned_descent",
+    "induced_weights", "match", "measure_shifted_losses", "rank_families", "regressed_weights", "regret",
+    "sensitivities", "tuned_clipped_descent", "tuned_descent",
 ]  # fmt: skip

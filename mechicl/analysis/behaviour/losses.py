@@ -1,4 +1,4 @@
-"""Losses next to those of the best known learner, or on shifted prompts; and how the order of points matters."""
+"""Losses next to those of the best known learner, or on shifted prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
-from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at, query_predictions
+from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at
 from mechicl.learners.token_learners import named_token_learners, sequence_batches
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import PointsAt
@@ -300,49 +300,3 @@ def measure_shifted_losses(
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
         errors.append(torch.stack([squared_errors(each, prompts)[:, 0] for each in learners.values()]))
     return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), torch.stack(errors, dim=1))
-
-
-@dataclass(frozen=True, eq=False)
-class OrderSensitivity(Result):
-    """Variance and mean square of predictions over orders of the context; see `measure_order_sensitivity`."""
-
-    variance: Float[Tensor, "prompt"]
-    signal: Float[Tensor, "prompt"]
-
-    def relative(self, level: float = 0.95) -> Interval:
-        """Return the variance over orders as a share of the predictions' mean square, with an interval over prompts."""
-        return ratio_interval(self.variance, self.signal, level)
-
-
-@checked
-@torch.no_grad()
-def measure_order_sensitivity(
-    learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
-    progress: bool | None = None,
-) -> OrderSensitivity:  # fmt: skip
-    """Measure how much the prediction of each query changes with the order of its context.
-
-    Learners that run gradient descent, Newton's method or least squares on the whole context predict the same for every
-    order; causal models and online learners need not. Source: Nertinger 2025, Theorem 3: equivalence to gradient
-    descent needs predictions that do not change under permutations of the context.
-
-    Args:
-        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
-        prompts: their context points are permuted, the query stays last.
-        n_orders: number of random orders of each context, drawn with `seed`.
-
-    Returns:
-        An `OrderSensitivity`: the `variance` of each prompt's prediction over orders and its mean square `signal`, both
-        averaged over the target's dimensions, `[prompt]`; `relative()`, the mean variance over the mean signal with a
-        95% interval over prompts: 0 for a learner that ignores the order.
-
-    Example:
-        >>> print(measure_order_sensitivity(model, prompts).relative())
-    """
-    if len(prompts) == 0:
-        raise ValueError("measure_order_sensitivity() needs at least one prompt")
-    predictions = []
-    for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
-        predictions.append(query_predictions(learner, prompts.permuted(seed=seed + i)))
-    stacked = torch.stack(predictions)
-    return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))

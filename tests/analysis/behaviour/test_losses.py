@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mechicl
 from mechicl import algorithms, constructions
-from mechicl.analysis import align, measure_order_sensitivity, measure_shifted_losses, regret
+from mechicl.analysis import align, measure_shifted_losses, regret
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
@@ -128,29 +128,6 @@ def test_ratio_is_that_of_means_over_the_same_prompts():
     expected = [ratio_interval(result.squared_errors[1, i], result.squared_errors[0, i]) for i in range(2)]
     assert result.ratio("half", "gd") == expected
     assert [each.mean for each in expected] == pytest.approx((result.mean()[1] / result.mean()[0]).tolist())
-
-
-# ---- use of the context ----
-CONTEXTS = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", noise_std=0.2)
-PROMPTS = CONTEXTS.sample(30, seed=0, dtype=torch.float64)
-ONLINE = AlgorithmLearner(algorithms.online_gradient_descent)
-MODEL = HookedTransformer(
-    TransformerConfig(
-        x_dim=4, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12, d_mlp=24,
-        attention="softmax", normalization_type="LN", initializer_range=0.4, dtype="float64",
-    ), seed=5,
-).eval()  # fmt: skip
-
-
-def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
-    for algorithm, options in (("gradient_descent", {"steps": [5], "step_size": 0.05}), ("newton", {"steps": [3]})):
-        learner = AlgorithmLearner(getattr(algorithms, algorithm), options)
-        assert measure_order_sensitivity(learner, PROMPTS).relative().mean < 1e-20
-    sensitivity = measure_order_sensitivity(ONLINE, PROMPTS, n_orders=5, seed=3)
-    assert sensitivity.relative().low > 0.01
-    answers = np.stack([ONLINE.predict(PROMPTS.permuted(seed=3 + i))[:, 0].numpy() for i in range(5)])
-    np.testing.assert_allclose(sensitivity.variance.numpy(), answers.var(0, ddof=1), rtol=1e-9)
-    np.testing.assert_allclose(sensitivity.signal.numpy(), (answers**2).mean(0), rtol=1e-9)
 
 
 # ---- tuned descent ----
