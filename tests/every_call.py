@@ -21,7 +21,7 @@ from mechicl import algorithms, analysis, checkpoints, constructions, interop, l
 from mechicl import models as mechicl_models
 from mechicl.algorithms import stepwise
 from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
-from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, heads, interventions, language, weights
+from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, interventions, language, weights
 from mechicl.analysis import layers as layer_analysis
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
@@ -334,7 +334,6 @@ CALLS: dict[str, Call] = {
     ),
     "analysis.measure_target_copying": lambda w: analysis.measure_target_copying(w.model, w.prompts, **QUIET),
     "analysis.read_dual_form": lambda w: analysis.read_dual_form(w.exact, w.prompts, **QUIET),
-    "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
     # ---- interventions and circuits ----
     "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
     "analysis.ablate": lambda w: analysis.ablate(w.model, w.prompts, "z", ("layer", "head"), **QUIET),

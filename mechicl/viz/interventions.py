@@ -178,8 +178,7 @@ def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Lit
     1, and 0 if nothing of the output is read.
 
     Args:
-        scores: result of `composition_scores`, or of `prefix_matching_scores` with kind "K": earlier layer, its head,
-            later layer, its head.
+        scores: result of `composition_scores`: earlier layer, its head, later layer, its head.
         kind: the part of the later heads that `scores` is about: queries "Q", keys "K" or values "V".
     """
     layers, heads = scores.shape[:2]

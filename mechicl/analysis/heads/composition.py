@@ -18,37 +18,6 @@ TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 
 @checked
 @torch.no_grad()
-def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
-    """Score each pair of heads by weights: does the later one attend to the token that the earlier one moved?
-
-    The score is `Σ Re λ / Σ |λ|` over the eigenvalues λ of `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` (W_Q, W_K of the later head;
-    norms are left out): 1 where a token attends to positions to which the earlier head moved the same token, as an
-    induction head does through a previous-token head. Source: Elhage et al. 2021, section "Induction heads".
-
-    Args:
-        model: a model of token ids with W_E, W_Q, W_K, W_V and W_O.
-
-    Returns:
-        `[earlier layer, its head, later layer, its head]`, from -1 to 1, 0 unless the first layer is earlier. Float64
-        on the CPU.
-
-    Example:
-        >>> prefix_matching_scores(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
-        1.0
-    """
-    weights, prompt_format = _head_weights(model), getattr(model.cfg, "prompt_format", "token_ids")
-    if prompt_format != "token_ids":
-        raise ValueError(f"circuits from tokens to tokens need a vocabulary; this model is {prompt_format!r}")
-    inner = _over_vocabulary(model.W_E, model.W_E)
-    scores = torch.zeros(weights.heads * 2, dtype=torch.float64)
-    for first, second in itertools.combinations(range(len(weights.Q)), 2):
-        W_V, W_O = (part[first][:, None] for part in (weights.V, weights.O))
-        scores[first, :, second] = _prefix_matching(W_V, W_O, weights.Q[second], weights.K[second], inner)
-    return scores
-
-
-@checked
-@torch.no_grad()
 def composition_scores(
     model: Any, kind: Literal["Q", "K", "V"] = "K", *, baseline: bool = False, seed: int = 0
 ) -> Float[Tensor, "layer head layer head"]:

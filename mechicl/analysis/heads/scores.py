@@ -149,7 +149,7 @@ def score_heads(
     - `copying`: score of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely;
       missing if the outputs have another vocabulary;
     - `prefix_matching`: score of the QK circuit through the earlier head with the largest K composition with this one
-      (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
+      (`composition_scores`); 0 in layer 0.
 
     Args:
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, a wrapped module with

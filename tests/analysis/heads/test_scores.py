@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mechicl import constructions
 from mechicl.analysis import composition_scores, measure_target_copying, read_dual_form, score_heads
-from mechicl.analysis.heads import HeadScores, prefix_matching_scores
+from mechicl.analysis.heads import HeadScores
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
@@ -199,7 +199,6 @@ def test_scores_of_weights_are_those_of_dense_matrices(name):
     w, result = dense(model), score_heads(model, n_prompts=2)
     layers, heads = w["Q"].shape[:2]
     matching, compositions = dense_matching(w), dense_compositions(w, "K")
-    np.testing.assert_allclose(prefix_matching_scores(model).numpy(), matching, atol=1e-7)
     for layer in range(layers):
         for head in range(heads):
             circuit = w["E"] @ w["V"][layer, head] @ w["O"][layer, head] @ w["U"]
@@ -237,7 +236,6 @@ def test_the_planted_heads_are_found():
         others[place] = 0
         assert others.abs().max() < (0.1 if scores.is_of_attention(name) else 0.6)
     assert scores.mean("duplicate_token").max() < 0.1
-    assert prefix_matching_scores(model)[0, 2, 1, 1] > 0.99
     assert composition_scores(model, "K")[0, :, 1, 1].argmax() == 2
     second_copy = range(25, 50)
     for name, value in scores.chance.items():
@@ -351,7 +349,6 @@ def score(**options: Any):
     (lambda: score_heads(LSTM, prompts=SIX), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
     (lambda: score_heads(0), "int has no hooks"),
     (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
-    (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
     # ---- the dual form ----
     *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
       for n in (-1, 6)],
