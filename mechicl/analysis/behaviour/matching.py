@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mechicl.analysis.behaviour.alignment import (
     similarity_of_weights,
 )
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
-from mechicl.base.arguments import Count, checked
+from mechicl.base.arguments import between, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
@@ -31,6 +31,7 @@ from mechicl.statistics.intervals import UNBOUNDED, percentile_interval
 from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "normalised errors", "weights"]
+RESAMPLES = 1000  # of the prompts, for 95% intervals of the best step
 STEP_COPIES = 4  # a trajectory has a prediction, and weights, for each step where `bytes_per_prompt` counts one
 
 
@@ -94,17 +95,13 @@ class Match(Result):
         one = dataclasses.replace(self, similarities=first)
         return one, dataclasses.replace(one, similarities=second)
 
-    @checked
-    def best(self, *, resamples: Count = 1000, seed: int = 0) -> list[BestMatch]:
+    def best(self) -> list[BestMatch]:
         """Return each row's best match: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low`, `high`.
-
-        Args:
-            resamples: number of resamples of the prompts, for the 95% interval of the best column (bootstrap).
 
         Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
         """
         columns = torch.tensor(self.columns, dtype=torch.float64)
-        picked = columns[self._resampled(resamples, seed)]
+        picked = columns[self._resampled]
         ends = torch.stack([picked.quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)])
         edges = (min(self.columns), max(self.columns)) if len(self.columns) > 1 else ()
         matches = []
@@ -128,17 +125,19 @@ class Match(Result):
         return [b.row for b in inner[max(first, 0) : last + 1]]
 
     @checked
-    def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
+    def growth(
+        self, rows: Sequence[float] | None = None, *, resamples: Annotated[int, between(1, RESAMPLES)] = 200
+    ) -> Growth:
         """Fit the best-matching step as a linear and as an exponential function of the layer; see `Growth.better`.
 
         Args:
             rows: steps to fit (layers); by default `growth_rows()`.
-            resamples: number of resamples of the prompts, for the 95% intervals.
+            resamples: number of resamples of the prompts, for the 95% intervals; at most 1000.
         """
         rows = sorted(set(self.growth_rows() if rows is None else rows))
         indices, best = [index_of("row", row, self.rows) for row in rows], self.best_columns()
         fit = fit_growth(rows, [self.columns[best[i]] for i in indices])
-        steps = torch.tensor(self.columns, dtype=torch.float64)[self._resampled(resamples, seed)][:, indices]
+        steps = torch.tensor(self.columns, dtype=torch.float64)[self._resampled[:resamples]][:, indices]
         refits = [fit_growth(rows, [max(k, 1.0) for k in picked]) for picked in steps.tolist()]
         n = self.similarities.shape[-1]
         return dataclasses.replace(
@@ -149,19 +148,12 @@ class Match(Result):
         )
 
     @functools.cached_property
-    def _drawn(self) -> dict[tuple[int, int], Int[Tensor, "resample row"]]:
-        """Earlier results of `_resampled`: tables and pictures need the same intervals."""
-        return {}
-
-    def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
+    def _resampled(self) -> Int[Tensor, "resample row"]:
         """Index of each row's best column on resampled prompts; one product of counts and similarities for all."""
-        if (resamples, seed) in self._drawn:
-            return self._drawn[resamples, seed]
         n = self.similarities.shape[-1]
-        drawn = torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
-        counts = torch.zeros(resamples, n).scatter_add_(1, drawn, torch.ones(resamples, n))
-        self._drawn[resamples, seed] = _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
-        return self._drawn[resamples, seed]
+        drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
+        counts = torch.zeros(RESAMPLES, n).scatter_add_(1, drawn, torch.ones(RESAMPLES, n))
+        return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
 
 
 def _weighted_mean(
