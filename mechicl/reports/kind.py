@@ -17,6 +17,7 @@ from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
+from mechicl.base.settings import settings
 from mechicl.checkpoints import Study
 from mechicl.checkpoints.study import Models
 from mechicl.learners import AlgorithmLearner, squared_errors
@@ -189,12 +190,13 @@ class Kind:
         return [part for name, part in parts.items() if name in sections]
 
     def measure(self, sections: Sequence[str] | None = None) -> Comparison:
-        """Measure the chosen parts."""
+        """Measure the chosen parts; what runs inside shows progress bars as the report does."""
         self.sections = sections
         comparison = Comparison(self.title, self.lead, [], [], self.data)
         parts = self.chosen(sections)
-        for part in progress_bar(parts, unit="section", progress=self.progress, desc=self.study.name):
-            comparison = comparison.with_more(*part.measure(self))
+        with settings(progress=settings.progress if self.progress is None else self.progress):
+            for part in progress_bar(parts, unit="section", desc=self.study.name):
+                comparison = comparison.with_more(*part.measure(self))
         return comparison
 
     def write(self, out: Path, name: str, sections: Sequence[str] | None = None) -> Path:

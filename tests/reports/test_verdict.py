@@ -16,6 +16,7 @@ from mechicl import algorithms, constructions
 from mechicl.algorithms.card import contains, phrase
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.families import FamilyMatch
+from mechicl.base.settings import settings
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, Study, UnknownSeedError, save, stack_models
 from mechicl.cli import main
 from mechicl.learners import AlgorithmLearner
@@ -24,7 +25,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.heads import ABLATED, RESTORED, heads_as_text
-from mechicl.reports.kind import task_as_text
+from mechicl.reports.kind import Kind, Part, task_as_text
 from mechicl.reports.own import Own
 from mechicl.reports.verdict import (
     agreement_with_papers,
@@ -441,3 +442,13 @@ def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(alg
     found = re.search(r"is ([\d.,]+)%.* of that of predicting 0", kind.learned[1])
     assert found is not None
     assert share < 1e-9 or abs(float(found[1].replace(",", "")) / 100 - share) < 0.01
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_a_report_runs_shows_progress_bars_if_the_report_does(progress: bool):
+    class Noted(Kind):
+        parts = (Part("bars", lambda kind: ([], [], {"shown": settings.progress})),)
+
+    learner = AlgorithmLearner(algorithms.averaging)
+    report = Noted(Study(learner, LinearRegression(x_dim=2, n_context=4)), progress=progress)
+    assert report.measure().data["shown"] == progress
