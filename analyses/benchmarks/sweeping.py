@@ -39,7 +39,7 @@ HOW: dict[str, dict[str, Any]] = {PROCESSES: {"workers": WORKERS}, RAY: {"ray": 
 BARS = {PROCESSES: "<= 1.05", RAY: "<= 1.1"}
 MANY, MINUTE = 500, 60
 """Cells of the sweep that the bars are for, and seconds of a cell."""
-KILLED = ("processes", "launch", "disk")
+KILLED = ("processes", "disk")
 TINY = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=2), model=TransformerConfig(x_dim=2, n_context=2), steps=1, batch_size=2,
     eval_prompts=2, n_snapshots=0, cpu=True,

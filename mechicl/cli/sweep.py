@@ -1,6 +1,5 @@
 """`mechicl sweep`."""
 
-import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ class SweepCommand:
     """Run the cells on Ray: the address of a cluster, or auto for a running cluster, else this machine."""
     gpus: float | None = None
     """GPUs of a Ray machine that each cell takes; 0.25 lets four share one. By default 1 if there are any."""
-    launch: str | None = None
-    """Words that start a training of several processes, such as "accelerate launch --num_processes 2"."""
     together: int | None = None
     """Most models that train as one ensemble; 8 by default. More are quicker if models are small."""
     threads: int = 1
@@ -96,8 +93,8 @@ class SweepCommand:
         )  # fmt: skip
         out = self.out or Path("runs/sweeps") / self.what
         table = sweep.run(
-            out, measure, workers=self.workers, ray=self.ray, gpus=self.gpus, launch=shlex.split(self.launch or ""),
-            retry=self.retry, extend=self.extend, progress=not self.quiet,
+            out, measure, workers=self.workers, ray=self.ray, gpus=self.gpus, retry=self.retry, extend=self.extend,
+            progress=not self.quiet,
         )  # fmt: skip
         diverged = int(table.frame["diverged_at"].notna().sum())
         words = f", {diverged} of them diverged" if diverged else ""

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from mechicl.sweeps.grid import SweepCell
-from mechicl.sweeps.work import Orders, Outcome, end_with, work
+from mechicl.sweeps.work import Orders, Outcome, work
 
 RunCells = Callable[[Sequence[SweepCell]], Iterator[tuple[SweepCell, Outcome]]]
 """Runs cells, and yields each with its outcome when it ends."""
@@ -67,8 +69,15 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
 
 
 def _begin(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
-    end_with(parent, parent)  # it may have ended already
+    """Leave Ctrl-C to the parent, which then stops its workers, and end soon after the parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(orders: bytes, cell: SweepCell) -> Outcome:

@@ -66,14 +66,12 @@ class SweepFolder:
             raise SweepError(f"{path} is damaged ({error}): move it away, and run the sweep again") from error
         return manifest
 
-    def write_manifest(self, grid: Grid, measures: list[str], launch: Sequence[str], extend: bool) -> None:
+    def write_manifest(self, grid: Grid, measures: list[str], extend: bool) -> None:
         """Write the description of a sweep; ValueError if the folder contains another one, unless `extend`."""
-        # `launch` because several processes round differently than one
-        manifest = _description(grid) | {"launch": list(launch), "measures": measures}
-        manifest = json.loads(json.dumps(manifest))  # as it will be read
+        manifest = json.loads(json.dumps(_description(grid) | {"measures": measures}))  # as it will be read
         if (self.path / MANIFEST).is_file():
             before = self.manifest()
-            if before == manifest:
+            if all(before.get(name) == value for name, value in manifest.items()):
                 return
             if not extend:
                 raise ValueError(
@@ -199,7 +197,7 @@ def _number(value: Any) -> Any:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     pairs = [(key, (before.get(name) or {}).get(key), now[name].get(key))
              for name in ("axes", "config") for key in {**(before.get(name) or {}), **now[name]}]  # fmt: skip
-    pairs += [(name, before.get(name), now[name]) for name in ("together", "threads", "launch", "measures")]
+    pairs += [(name, before.get(name), now[name]) for name in ("together", "threads", "measures")]
     differences = [f"{name}: {_short(old)} there, {_short(new)} now" for name, old, new in pairs if old != new]
     return "; ".join(differences) or "its cells differ"
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,6 @@ class Sweep(Grid):
         workers: Count | None = None,
         ray: str | None = None,
         gpus: NonNegative | None = None,
-        launch: Sequence[str] = (),
         retry: bool = False,
         extend: bool = False,
         progress: bool | None = None,
@@ -89,8 +88,6 @@ class Sweep(Grid):
                 of a cluster whose machines share the folder. Needs `pip install mechicl[ray]`.
             gpus: GPUs of a Ray machine for each cell; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
                 the cluster has some and the config's `cpu` is False.
-            launch: command that starts a training of several processes, such as ("accelerate", "launch",
-                "--num_processes", "2"), for models that need more than one process. By default one process.
             retry: try failed cells again.
             extend: accept a folder with a sweep that has other values on its axes, or other measures: its cells are
                 kept, and models are measured again if the measures changed.
@@ -112,15 +109,12 @@ class Sweep(Grid):
             raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
         measures = read_measures(measure)
         registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
-        if launch and {type(task) for cell in self.cells for task in cell.config.tasks} & {*registered.values()}:
-            raise ValueError("launch= starts processes in which registered kinds of tasks are unknown: leave it out")
         orders = Orders(
             folder=Path(folder).absolute(),
             measures=measures,
             # computed here for all: other processes cannot read the source of functions typed into a notebook
             identities=tuple(map(identity, measures)),
             threads=self.threads,
-            launch=tuple(launch),
             tasks=registered,
             settings=settings.current,
         )
@@ -160,7 +154,7 @@ class _Driver:
         self.last_written, self.seconds = 0.0, 0.05  # of the last write of the table: time and duration
         with locked(orders.folder, wait=True):
             remove_leftovers(orders.folder)
-            self.state.write_manifest(grid, list(orders.identities), orders.launch, extend)
+            self.state.write_manifest(grid, list(orders.identities), extend)
 
     def pending(self, retry: bool) -> list[SweepCell]:
         pending = []

@@ -1,10 +1,10 @@
 """Kill sweeps and their workers at random moments, and check that they end with the table of one that was not killed.
 
 python -m tests.sweeps.kills --n 50 --seed 0
-python -m tests.sweeps.kills --n 4 --how ray       # of processes, launch, ray, disk; all of them in turn by default
+python -m tests.sweeps.kills --n 4 --how ray       # of processes, ray, disk; all of them in turn by default
 
-"launch" trains each cell in separate processes, "ray" on a cluster of this machine. "disk" kills no process: the folder
-is on a small disk, which another process fills at a random moment (Linux, where a user may mount one in a namespace).
+"ray" runs the cells on a cluster of this machine. "disk" kills no process: the folder is on a small disk, which another
+process fills at a random moment (Linux, where a user may mount one in a namespace).
 """
 
 import argparse
@@ -26,11 +26,10 @@ from tests.sweeps.runs import doubled, sweep
 
 HOW: dict[str, dict[str, Any]] = {
     "processes": {"workers": 2},
-    "launch": {"workers": 2, "launch": (sys.executable,)},
     "ray": {},
     "disk": {"workers": 2},
 }
-WORK = ("loky.backend.popen_loky_posix", "mechicl.sweeps.launched", "ray::work")
+WORK = ("loky.backend.popen_loky_posix", "ray::work")
 DRIVER = """
 import json, sys
 from tests.sweeps.runs import doubled, sweep
@@ -137,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--how", nargs="+", choices=HOW, default=["processes", "launch", "ray", "disk"])
+    parser.add_argument("--how", nargs="+", choices=HOW, default=["processes", "ray", "disk"])
     parser.add_argument("--fill", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.fill:

@@ -248,24 +248,6 @@ def test_a_worker_that_is_killed_is_replaced_and_a_cell_whose_process_always_die
     assert [cell.state for cell in status(tmp_path / "sweep")].count("failed") == 1
 
 
-def test_a_launcher_that_fails_is_a_failed_cell(tmp_path):
-    with pytest.raises(SweepError, match=r"RuntimeError: .*python -c .* ended with 7"):
-        Sweep(BASE, {"seed": (0,)}).run(tmp_path, workers=1, launch=("python", "-c", "exit(7)"), progress=False)
-
-
-@pytest.mark.slow
-def test_a_training_may_be_launched_by_a_command_which_is_tried_again_if_it_is_killed(tmp_path, whole):
-    one = Sweep(BASE, {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)})
-    once = tmp_path / "once.sh"
-    once.write_text('[ -e "$0.killed" ] || { touch "$0.killed"; kill -9 $$; }\nexec "$PYTHON" "$@"\n', "utf-8")
-    launch = ("env", f"PYTHON={sys.executable}", "sh", str(once))
-    launched = one.run(tmp_path / "sweep", doubled, workers=1, launch=launch, progress=False)
-    assert (tmp_path / "once.sh.killed").exists()
-    assert launched.frame.equals(load_table(whole).frame.iloc[:2])
-    with pytest.raises(ValueError, match="launch:"):
-        one.run(tmp_path / "sweep", doubled, workers=1, progress=False)
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [({"workers": 0}, "workers must be"), ({"workers": 2, "ray": "auto"}, "give one"), ({"gpus": 1.0}, "gpus="),
