@@ -1,28 +1,22 @@
-"""A sweep's state: a folder with a manifest, a folder for each cell, and the table.
-
-Results are the same, byte for byte, on one kind of device only, so each cell's folder names the kinds that trained it.
-"""
+"""A sweep's state: a folder with a manifest, a folder for each cell, and the table."""
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from mechicl.base.arguments import checked
 from mechicl.base.files import read_json, write_json
 from mechicl.base.locks import is_locked
-from mechicl.base.warning import warn
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.grid import Grid, place_text
 from mechicl.training.metrics import Metrics
 
-MANIFEST, RESULTS, ROWS, ERROR, DEVICES = "sweep.json", "results.csv", "rows.json", "error.json", "devices.json"
+MANIFEST, RESULTS, ROWS, ERROR = "sweep.json", "results.csv", "rows.json", "error.json"
 LOSS, DIVERGED = "loss", "diverged_at"
 
 
@@ -205,36 +199,3 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def device_kind(cpu: bool) -> str:
-    """The kind of GPU that trains here, or the CPU's instruction set; `cpu` if GPUs are not to be used."""
-    if not cpu and torch.accelerator.is_available():
-        kind = str(torch.accelerator.current_accelerator()).split(":")[0]
-        return f"cuda, {torch.cuda.get_device_name()}" if kind == "cuda" else kind
-    return f"cpu, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def note_device(cell: Path, kind: str) -> None:
-    """Write into a cell's folder that it is trained on this kind of device."""
-    if kind not in (kinds := read_devices(cell)):
-        write_json(cell / DEVICES, {"devices": [*kinds, kind]})
-
-
-def read_devices(cell: Path) -> list[str]:
-    """The kinds of device that a cell was trained on, in order; empty if unknown."""
-    try:
-        kinds = read_json(cell / DEVICES).get("devices")
-    except (FileNotFoundError, ValueError):
-        return []
-    return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
-
-
-def warn_of_several(cells: Iterable[Path], here: str | None = None) -> bool:
-    """Warn if cells were trained on several kinds of device, `here` included; return True if they were."""
-    counted = Counter(kind for cell in cells for kind in read_devices(cell))
-    if not counted or len({*counted, here} - {None}) < 2:
-        return False
-    text = "; ".join(f"{n} on {kind}" for kind, n in counted.items()) + (f"; this is {here}" if here else "")
-    warn(f"cells of this sweep are from different kinds of device ({text}): their last digits may differ")
-    return True

@@ -19,7 +19,7 @@ from mechicl.base.settings import settings
 from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.executors import RunCells, on_ray, on_this_machine
-from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder, device_kind, warn_of_several
+from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
 from mechicl.sweeps.grid import Grid, SweepCell, place_text
 from mechicl.sweeps.measuring import identity, read_measures
 from mechicl.sweeps.work import FULL_DISK, Orders, write_error
@@ -121,9 +121,6 @@ class Sweep(Grid):
         on_gpu = not self.base.cpu and torch.accelerator.is_available()
         try:
             driver = _Driver(self, orders, extend)
-            cells = [driver.state.cell(cell.name) for cell in self.cells]
-            # devices of other machines, and the workers' GPU, are known only afterwards
-            warned = warn_of_several(cells, device_kind(cpu=True) if ray is None and not on_gpu else None)
             if pending := driver.pending(retry):
                 if ray is not None:
                     executor = on_ray(orders, ray, 0.0 if self.base.cpu else gpus)
@@ -134,8 +131,6 @@ class Sweep(Grid):
                         driver.finish(pending, run_cells)
                 finally:
                     driver.write_table()
-            if not warned:
-                warn_of_several(cells)
             return driver.table()
         except OSError as error:
             if error.errno not in FULL_DISK:

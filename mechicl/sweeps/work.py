@@ -14,7 +14,7 @@ from mechicl.base.settings import Settings, settings
 from mechicl.base.threads import using_threads
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
 from mechicl.statistics.grids import SEED
-from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder, device_kind, note_device
+from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.measuring import Measure, measured_columns, seeded
 from mechicl.tasks import register
@@ -96,7 +96,6 @@ def train_and_save(config: TrainingConfig, folder: Path, name: str) -> None:
 
     A cell's bits must not depend on where it runs, so routes are not measured.
     """
-    note_device(folder, device_kind(config.cpu))
     config = config if config.routes else config.replace(routes="rule")
     result = train(config, folder / "run", stop_diverged=True, progress=False)
     snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None

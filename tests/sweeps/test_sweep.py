@@ -22,7 +22,7 @@ from mechicl import viz
 from mechicl.checkpoints import load_checkpoint
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
-from mechicl.sweeps.folder import RESULTS, read_devices
+from mechicl.sweeps.folder import RESULTS
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
 from tests.sweeps.runs import BASE, RATES, doubled, failing, slow, sweep
@@ -150,7 +150,7 @@ def test_a_model_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("name", "nth", "measure"),
     [("sweep.json", 1, doubled), ("results.csv", 1, doubled), ("results.csv", 2, doubled), ("rows.json", 3, doubled),
-     ("error.json", 2, failing), ("devices.json", 2, doubled), ("record.json", 1, doubled),
+     ("error.json", 2, failing), ("record.json", 1, doubled),
      ("state.safetensors", 3, doubled)],
 )  # fmt: skip
 def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, whole, name, nth, measure):
@@ -327,26 +327,6 @@ def test_damaged_rows_are_named_and_a_checkpoint_that_was_cut_short_is_trained_a
     (path.parent / "checkpoint" / "record.json").unlink()
     run(tmp_path / "copy")
     assert (tmp_path / "copy" / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
-
-
-# ---- devices ----
-def test_cells_record_their_device_and_those_of_another_are_kept_with_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: "cuda, H200")
-    monkeypatch.setattr("mechicl.sweeps.sweep.device_kind", lambda cpu: "cuda, H200")
-    run(tmp_path)
-    table = (tmp_path / RESULTS).read_bytes()
-    assert [read_devices(tmp_path / "cells" / cell.name) for cell in sweep().cells] == [["cuda, H200"]] * 4
-    monkeypatch.undo()
-    with pytest.warns(UserWarning, match=r"4 on cuda, H200; this is cpu, .* last digits may differ"):
-        run(tmp_path)
-    assert (tmp_path / RESULTS).read_bytes() == table
-
-
-def test_several_devices_in_one_run_give_a_warning_at_its_end(tmp_path, monkeypatch):
-    kinds = iter(["cuda, A100", "cuda, A100", "cuda, H200", "cuda, H200"])
-    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: next(kinds))
-    with pytest.warns(UserWarning, match=r"\(2 on cuda, .*; 2 on cuda, [^;]*\): their"):
-        run(tmp_path)
 
 
 # ---- Ray ----
