@@ -17,9 +17,6 @@ class Silent:
     others waiting for it.
     """
 
-    n: float = 0
-    bar_format: str | None = None
-
     def __init__(self, items: Iterable[Any] | None):
         self.items = items
 

@@ -1,10 +1,7 @@
 """A sweep: a grid of trainings, run in one process, several, or on Ray."""
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import torch
 from mechicl.base.arguments import Count, NonNegative, checked
 from mechicl.base.files import remove_leftovers
 from mechicl.base.locks import locked
-from mechicl.base.progress import Silent, progress_bar
+from mechicl.base.progress import progress_bar
 from mechicl.base.settings import settings
 from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
@@ -91,7 +88,7 @@ class Sweep(Grid):
             retry: try failed cells again.
             extend: accept a folder with a sweep that has other values on its axes, or other measures: its cells are
                 kept, and models are measured again if the measures changed.
-            progress: show a progress bar, with the remaining time.
+            progress: show a progress bar of the cells, with the remaining time.
 
         Returns:
             A `GridTable`, whose `frame` has one row per model: the axes, then "diverged_at" (the training step, or
@@ -126,9 +123,11 @@ class Sweep(Grid):
                     executor = on_ray(orders, ray, 0.0 if self.base.cpu else gpus)
                 else:
                     executor = on_this_machine(orders, workers or (1 if on_gpu else max(1, n_cores() // self.threads)))
+                n = len(self.cells)
+                bar = progress_bar(total=n, initial=n - len(pending), unit="cell", desc="sweep", progress=progress)
                 try:
-                    with executor as run_cells, _bar(driver, progress):
-                        driver.finish(pending, run_cells)
+                    with executor as run_cells, bar:
+                        driver.finish(pending, run_cells, bar)
                 finally:
                     driver.write_table()
             return driver.table()
@@ -143,9 +142,7 @@ class _Driver:
     def __init__(self, grid: Grid, orders: Orders, extend: bool):
         self.grid, self.orders = grid, orders
         self.state = SweepFolder(orders.folder)
-        self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self.waits_for = ""  # the process that works on the remaining cells
         self.last_written, self.seconds = 0.0, 0.05  # of the last write of the table: time and duration
         with locked(orders.folder, wait=True):
             remove_leftovers(orders.folder)
@@ -155,38 +152,34 @@ class _Driver:
         pending = []
         for cell in self.grid.cells:
             if self.state.rows(cell.name, self.orders.identities) is not None:
-                self.done.add(cell.name)
-            elif not retry and (error := self.state.error(cell.name, self.orders.identities)):
+                continue
+            if not retry and (error := self.state.error(cell.name, self.orders.identities)):
                 self.failed[cell.name] = error
             else:
                 pending.append(cell)
         self.write_table()
         return sorted(pending, key=lambda cell: -cell.cost)
 
-    def finish(self, pending: list[SweepCell], run_cells: RunCells) -> None:
+    def finish(self, pending: list[SweepCell], run_cells: RunCells, bar: Any) -> None:
         deaths: Counter[str] = Counter()
         while pending:
             again: list[SweepCell] = []
-            self.waits_for = ""
             for cell, outcome in run_cells(pending):
-                if outcome.state == "done":
-                    self.done.add(cell.name)
-                    if time.monotonic() - self.last_written > 20 * self.seconds:  # costs a twentieth of the time
-                        self.write_table()
-                elif outcome.state == "disk full":
+                if outcome.state == "disk full":
                     raise OSError(FULL_DISK[0], "disk full", outcome.error)
-                elif outcome.state == "failed":
-                    self.failed[cell.name] = outcome.error
-                elif outcome.state == "busy":
+                deaths[cell.name] += outcome.state == "died"
+                if outcome.state == "busy" or (outcome.state == "died" and deaths[cell.name] < MOST_DEATHS):
                     again.append(cell)
-                    self.waits_for = outcome.error
-                else:
-                    deaths[cell.name] += 1
-                    if deaths[cell.name] < MOST_DEATHS:
-                        again.append(cell)
-                        continue
+                    bar.set_postfix_str(outcome.error)
+                    continue
+                bar.update()
+                if outcome.state == "failed":
+                    self.failed[cell.name] = outcome.error
+                elif outcome.state == "died":
                     self.failed[cell.name] = f"{outcome.error}, {MOST_DEATHS} times: is there enough memory?"
                     write_error(self.orders, cell.name, self.failed[cell.name])
+                elif time.monotonic() - self.last_written > 20 * self.seconds:  # costs a twentieth of the time
+                    self.write_table()
             if len(again) == len(pending):
                 time.sleep(PAUSE)
             pending = again
@@ -213,37 +206,3 @@ class _Driver:
                 f"although they were done: was the folder changed? The same command continues"
             )
         return table
-
-    def share_done(self) -> float:
-        shares = (
-            cell.cost * (1.0 if cell.name in self.done else self.state.step(cell.name) / max(1, cell.config.steps))
-            for cell in self.grid.cells
-        )
-        return min(1.0, sum(shares) / sum(cell.cost for cell in self.grid.cells))
-
-
-@contextmanager
-def _bar(driver: _Driver, progress: bool | None) -> Iterator[None]:
-    bar = progress_bar(
-        total=100, initial=round(100 * driver.share_done()), unit="%", desc="sweep", progress=progress
-    )  # fmt: skip
-    if isinstance(bar, Silent):
-        yield
-        return
-    stop = threading.Event()
-    bar.bar_format = "{desc}: {percentage:5.1f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
-
-    def watch() -> None:
-        while not stop.wait(2 * PAUSE):
-            bar.n = round(100 * driver.share_done(), 1)
-            text = f"{len(driver.done)} of {len(driver.grid.cells)} cells"
-            bar.set_postfix_str(f"{text}; {driver.waits_for}" if driver.waits_for else text, refresh=True)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        bar.close()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from mechicl.base.files import check_file, read_bytes
 
 METRICS_FILE = "metrics.jsonl"
 _MOST_BYTES = 2**30  # of a file that is read: ten million lines of one seed
-END = 2**20  # bytes at its end that contain its last line
 
 
 class Metrics:
@@ -52,26 +51,13 @@ class Metrics:
             text = read_bytes(folder / METRICS_FILE, _MOST_BYTES).decode("utf-8", errors="replace")
         except FileNotFoundError:
             return []
-        return list(_objects(text.splitlines()))
+        lines = []
+        for line in text.splitlines():
+            with suppress(ValueError, RecursionError):
+                lines.append(json.loads(line))
+        return [line for line in lines if isinstance(line, dict)]
 
     @staticmethod
     def last_step(folder: Path) -> int:
-        """The step of a run's last line, from the end of the file alone; 0 if there is none."""
-        try:
-            check_file(folder / METRICS_FILE)
-            with open(folder / METRICS_FILE, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - END))
-                lines = file.read(END).decode("utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return 0
-        return next((line["step"] for line in _objects(reversed(lines)) if type(line.get("step")) is int), 0)
-
-
-def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            read = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(read, dict):
-            yield read
+        """The step of a run's last line; 0 if there is none."""
+        return next((line["step"] for line in reversed(Metrics.read(folder)) if type(line.get("step")) is int), 0)
