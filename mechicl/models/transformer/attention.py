@@ -258,16 +258,8 @@ class Attention(BlockPart):
         rows = slice(run.n_before, None)
         scores = self.shape_scores(scores, rows, run)
         mask = self.mask(k.shape[1], rows, q.device, run)
-        if cfg.attention == "softmax":
-            scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
-            pattern = self.softmax(scores)
-        else:
-            # masked on both sides: a function like exp would give hidden keys weight, or overflow on them
-            scores = self.hook_attn_scores(scores.masked_fill(~mask, 0))
-            pattern = elementwise_attention(cfg, scores) * mask
-            if cfg.normalize_by_context:
-                pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
-        pattern = self.hook_pattern(pattern)
+        scores = self.hook_attn_scores(self.masked(scores, mask))
+        pattern = self.hook_pattern(self.softmax(scores) if cfg.attention == "softmax" else self.weigh(scores, mask))
         z = einsum(pattern, v, "batch head query key, batch key head d -> batch query head d")
         return self.hook_z((with_momentum(cfg, z, v) if cfg.momentum else z).to(dtype))
 
@@ -333,6 +325,16 @@ class Attention(BlockPart):
         """True for the keys that rows attend to, `[row key_pos]`, or `[batch 1 row key_pos]` with padding."""
         mask = key_mask(self.cfg, n_keys, rows, device)
         return mask if run.tokens is None else mask & run.tokens[:, None, None]
+
+    def masked(self, scores: Tensor, mask: Tensor) -> Float[Tensor, "batch head row key_pos"]:
+        """Return the scores with those of hidden keys replaced."""
+        return scores.masked_fill(~mask, -torch.inf if self.cfg.attention == "softmax" else 0)
+
+    def weigh(self, scores: Tensor, mask: Tensor) -> Float[Tensor, "batch head row key_pos"]:
+        """Compute the weights of linear or elementwise attention from masked scores."""
+        # masked on both sides: a function like exp would give hidden keys weight, or overflow on them
+        pattern = elementwise_attention(self.cfg, scores) * mask
+        return pattern / mask.sum(-1, keepdim=True).clamp(min=1) if self.cfg.normalize_by_context else pattern
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Compute the softmax over the keys and the sink; a position without visible keys attends to nothing."""

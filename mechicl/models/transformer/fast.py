@@ -30,6 +30,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.attention import (
+    ALL,
     NOTHING_ELSE,
     Attention,
     Run,
@@ -41,8 +42,6 @@ from mechicl.models.transformer.layers import MLP, Block
 from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.recurrent import Recurrence
 from mechicl.prompts.prompts import lies_prompts_last
-
-ALL = slice(None)
 
 # Cost of an operation, relative to the plain and folded routes. Counts of operations alone mislead if they are close:
 # at a prompt's size (tens of positions, tens of dimensions) a batched product takes about as long to start as to run.
@@ -401,15 +400,12 @@ def attention_pattern(
     attn: Attention, scores: Float[Tensor, "batch head row key_pos"], mask: Bool[Tensor, "row key_pos"] | None
 ) -> Float[Tensor, "batch head row key_pos"]:
     """Compute the weight that each row gives to each key, from scaled scores; without a mask all keys are visible."""
-    cfg = attn.cfg
+    cfg, scores = attn.cfg, scores if mask is None else attn.masked(scores, mask)
     if cfg.attention == "softmax":
-        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
         # without a sink or padding, hidden keys are left out or one is visible, so every row sees a key
         padded = mask is not None and mask.ndim > 2
         return attn.softmax(scores) if cfg.sink != "none" or padded else scores.softmax(-1)
-    if mask is None:
-        pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)
-    else:
-        # masked on both sides, as in the hooked route
-        pattern, n_keys = elementwise_attention(cfg, scores.masked_fill(~mask, 0)) * mask, mask.sum(-1, keepdim=True)
-    return pattern / n_keys if cfg.normalize_by_context else pattern
+    if mask is not None:
+        return attn.weigh(scores, mask)
+    pattern = elementwise_attention(cfg, scores)
+    return pattern / max(scores.shape[-1], 1) if cfg.normalize_by_context else pattern

@@ -29,10 +29,9 @@ from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
 from mechicl.models.layered import has_torch_hooks
-from mechicl.models.transformer.attention import Attention, Run
+from mechicl.models.transformer.attention import ALL, Attention, Run
 from mechicl.models.transformer.config import TransformerConfig
 
-_ALL = slice(None)
 CHUNK, CHUNK_OF_KEY_GATES = 64, 16
 """Positions that are computed at once; fewer where each pair of positions has a decay in each dimension."""
 
@@ -209,7 +208,7 @@ class Recurrence(Attention):
     # ---- the same by products of matrices ----
 
     def read_in_chunks(
-        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, step: Tensor, rows: slice = _ALL
+        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, step: Tensor, rows: slice = ALL
     ) -> Float[Tensor, "batch head row d_value"]:
         """Compute z at the positions `rows`, chunk by chunk; gates are 1 if None."""
         n_pos, length = k.shape[2], CHUNK_OF_KEY_GATES if self.cfg.gate == "key" else CHUNK
@@ -220,7 +219,7 @@ class Recurrence(Attention):
         for start in range(0, n_pos, length):
             here = slice(start, start + length)
             part = (q[:, :, here], k[:, :, here], values[:, :, here])
-            z, state = self._chunk(*part, None if gate is None else gate[:, :, here], step[:, :, here], state, _ALL)
+            z, state = self._chunk(*part, None if gate is None else gate[:, :, here], step[:, :, here], state, ALL)
             parts.append(z)
         return torch.cat(parts, dim=2)[:, :, rows]
 
