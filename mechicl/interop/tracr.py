@@ -133,70 +133,58 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
             f"{', '.join(missing)}"
         )
     _check_kind(compiled)
-    weights, sizes = _Weights(compiled.params), compiled.model_config
+    weights = {
+        f"{module}/{name}": torch.from_numpy(np.array(weight, dtype=np.float64))
+        for module, named in compiled.params.items() for name, weight in named.items()
+    }  # fmt: skip
+    sizes, attention_biases = compiled.model_config, [weights[n] for n in weights if "/attn/" in n and n.endswith("/b")]
     words, values = _listed(compiled.input_encoder), _listed(compiled.output_encoder)
     read_out = _read_out(compiled)
-    width, n_ctx = len(compiled.residual_labels), len(weights.tensors.get(("pos_embed", "embeddings"), ()))
+    width, n_ctx = len(compiled.residual_labels), len(weights.get("pos_embed/embeddings", ()))
     cfg = TransformerConfig(
         prompt_format="token_ids", d_vocab=len(words or ()), d_vocab_out=read_out.shape[1], n_ctx=n_ctx,
         n_layers=sizes.num_layers, n_heads=sizes.num_heads, d_model=width, d_head=sizes.key_size,
         d_mlp=sizes.mlp_hidden_size, act_fn="relu", attention="softmax", normalization_type=None,
-        keys="causal" if sizes.causal else "full", attn_bias=weights.biased_attention(sizes.num_layers),
+        keys="causal" if sizes.causal else "full", attn_bias=any(bool(bias.any()) for bias in attention_biases),
         read_bias=False, initializer_range=0.0, dtype=dtype,
     )  # fmt: skip
-    model = CompiledTransformer(cfg)
-    with torch.no_grad():
-        model.embed.W_E.copy_(weights.take("token_embed", "embeddings", cfg.d_in, width))
-        model.pos_embed.W_pos.copy_(weights.take("pos_embed", "embeddings", n_ctx, width))
-        model.unembed.W_U.copy_(read_out)
-        for layer, block in enumerate(model.blocks):
-            _copy_attention(block.attn, weights, f"transformer/layer_{layer}/attn")
-            first, second = (f"transformer/layer_{layer}/mlp/linear_{i}" for i in (1, 2))
-            block.mlp.W_in.copy_(weights.take(first, "w", *block.mlp.W_in.shape))
-            block.mlp.b_in.copy_(weights.take(first, "b", *block.mlp.b_in.shape))
-            block.mlp.W_out.copy_(weights.take(second, "w", *block.mlp.W_out.shape))
-            block.mlp.b_out.copy_(weights.take(second, "b", width))
-    if left := sorted("/".join(key) for key in set(weights.tensors) - weights.taken):
-        raise ValueError(f"the compiled model has unknown weights: {left[:5]}")
+    model, names = CompiledTransformer(cfg), _our_names(cfg)
+    state = {ours: _reshaped(weights, theirs, cfg) for theirs, ours in names.items()}
+    if unknown := sorted(weights.keys() - names.keys()):
+        raise ValueError(f"the compiled model has unknown weights: {unknown[:5]}")
+    if not cfg.attn_bias:
+        state = {name: weight for name, weight in state.items() if ".attn.b_" not in name}
+    model.load_state_dict(state | {"unembed.W_U": read_out})
     model.words, model.values = words or (), values
     model.beginning, model.filler = compiled.input_encoder.bos_token, compiled.input_encoder.pad_token
     model.stream_labels = tuple(compiled.residual_labels)
     return model.eval()
 
 
-class _Weights:
-    def __init__(self, params: Mapping[str, Mapping[str, Any]]):
-        self.tensors = {
-            (module, name): torch.from_numpy(np.array(weight, dtype=np.float64))
-            for module, weights in params.items()
-            for name, weight in weights.items()
-        }
-        self.taken: set[tuple[str, str]] = set()
-
-    def take(self, module: str, name: str, *shape: int) -> Tensor:
-        tensor = self.tensors.get((module, name))
-        if tensor is None or tuple(tensor.shape) != shape or not tensor.isfinite().all():
-            found = "missing" if tensor is None else f"{tuple(tensor.shape)}, or not finite"
-            raise ValueError(f"{module}/{name} must be finite numbers {shape} by the config; it is {found}")
-        self.taken.add((module, name))
-        return tensor
-
-    def biased_attention(self, n_layers: int) -> bool:
-        parts = [f"transformer/layer_{layer}/attn/{part}" for layer in range(n_layers) for part in PARTS]
-        return any(bool(self.tensors[part, "b"].any()) for part in parts if (part, "b") in self.tensors)
+def _our_names(cfg: TransformerConfig) -> dict[str, str]:
+    """The names of all weights, by tracr's, which are haiku's."""
+    names = {"token_embed/embeddings": "embed.W_E", "pos_embed/embeddings": "pos_embed.W_pos"}
+    for layer in range(cfg.n_layers):
+        theirs, ours = f"transformer/layer_{layer}", f"blocks.{layer}"
+        for kind, letter in (("w", "W"), ("b", "b")):
+            names |= {f"{theirs}/attn/{part}/{kind}": f"{ours}.attn.{letter}_{PARTS[part]}" for part in PARTS}
+            names[f"{theirs}/mlp/linear_1/{kind}"] = f"{ours}.mlp.{letter}_in"
+            names[f"{theirs}/mlp/linear_2/{kind}"] = f"{ours}.mlp.{letter}_out"
+    return names
 
 
-def _copy_attention(attn: Any, weights: _Weights, module: str) -> None:
-    n_heads, width, d_head = attn.W_Q.shape
-    for part, letter in PARTS.items():
-        out = letter == "O"
-        shape = (n_heads * d_head, width) if out else (width, n_heads * d_head)
-        weight = weights.take(f"{module}/{part}", "w", *shape)
-        split = weight.unflatten(0, (n_heads, -1)) if out else weight.unflatten(1, (n_heads, -1)).movedim(1, 0)
-        getattr(attn, f"W_{letter}").copy_(split)
-        bias = weights.take(f"{module}/{part}", "b", shape[1])
-        if attn.cfg.attn_bias:
-            getattr(attn, f"b_{letter}").copy_(bias if out else bias.unflatten(0, (n_heads, -1)))
+def _reshaped(weights: Mapping[str, Tensor], name: str, cfg: TransformerConfig) -> Tensor:
+    weight = weights.get(name)
+    if weight is None or not weight.isfinite().all():
+        raise ValueError(f"{name} must be finite numbers; it is {'missing' if weight is None else 'not finite'}")
+    *_, part, kind = name.split("/")
+    if part not in PARTS or (part == "linear" and kind == "b"):
+        return weight
+    axis = -1 if part != "linear" else 0
+    if weight.shape[axis] != cfg.n_heads * cfg.d_head:
+        raise ValueError(f"{name} must be of {cfg.n_heads} heads of width {cfg.d_head}, got {list(weight.shape)}")
+    heads = weight.unflatten(axis, (cfg.n_heads, cfg.d_head))
+    return heads.movedim(1, 0) if part != "linear" and kind == "w" else heads
 
 
 def _check_kind(compiled: Any) -> None:
