@@ -126,8 +126,6 @@ class SklearnLearner:
         return torch.from_numpy(predictions).to(prompts.ys)
 
     def _run(self, jobs: Iterable[tuple[Any, list[Any]]]) -> Iterator[Answers]:
-        if self.n_jobs == 1:
-            return (_fit_several(*job) for job in jobs)
         from joblib import Parallel, delayed  # comes with scikit-learn
 
         parallel = Parallel(n_jobs=self.n_jobs, return_as="generator")
@@ -153,9 +151,14 @@ class SklearnLearner:
 
     def _for_targets(self, y_dim: int) -> Any:
         """Return a copy with its seeds set; with one copy per target if the estimator takes only one."""
+        from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+
+        estimator, sklearn = self._alone, _import_sklearn()
         if self.probabilities:
-            return _ClassProbabilities(self._alone)
-        return self._alone if y_dim == 1 or _takes_several_targets(self._alone) else self._for_each_target
+            return _ClassProbabilities(estimator)
+        if y_dim == 1 or (_has_tags(estimator) and sklearn.utils.get_tags(estimator).target_tags.multi_output):
+            return estimator
+        return (MultiOutputClassifier if sklearn.base.is_classifier(estimator) else MultiOutputRegressor)(estimator)
 
     @cached_property
     def _alone(self) -> Any:
@@ -166,13 +169,6 @@ class SklearnLearner:
         unseeded = [name for name in parameters if name.split("__")[-1] == "random_state" and parameters[name] is None]
         return estimator.set_params(**dict.fromkeys(unseeded, self.seed))
 
-    @cached_property
-    def _for_each_target(self) -> Any:
-        from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
-
-        copies = MultiOutputClassifier if _import_sklearn().base.is_classifier(self._alone) else MultiOutputRegressor
-        return copies(self._alone)
-
 
 def _import_sklearn() -> Any:
     try:
@@ -182,10 +178,6 @@ def _import_sklearn() -> Any:
     except ImportError as error:
         raise ImportError(NO_SKLEARN) from error
     return sklearn
-
-
-def _takes_several_targets(estimator: Any) -> bool:
-    return _has_tags(estimator) and _import_sklearn().utils.get_tags(estimator).target_tags.multi_output
 
 
 def _has_tags(estimator: Any) -> bool:
