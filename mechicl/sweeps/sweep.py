@@ -23,6 +23,7 @@ from mechicl.sweeps.work import FULL_DISK, Orders, write_error
 from mechicl.tasks.registry import KINDS, TASK_TYPES
 
 PAUSE = 0.5  # seconds between looks at cells that another process works on
+TABLE_EVERY = 10.0  # seconds between two writes of the table while cells end
 MOST_DEATHS = 5  # of the process of a cell, until the cell counts as failed
 
 
@@ -143,7 +144,7 @@ class _Driver:
         self.grid, self.orders = grid, orders
         self.state = SweepFolder(orders.folder)
         self.failed: dict[str, str] = {}
-        self.last_written, self.seconds = 0.0, 0.05  # of the last write of the table: time and duration
+        self.last_written = 0.0
         with locked(orders.folder, wait=True):
             remove_leftovers(orders.folder)
             self.state.write_manifest(grid, list(orders.identities), extend)
@@ -178,18 +179,16 @@ class _Driver:
                 elif outcome.state == "died":
                     self.failed[cell.name] = f"{outcome.error}, {MOST_DEATHS} times: is there enough memory?"
                     write_error(self.orders, cell.name, self.failed[cell.name])
-                elif time.monotonic() - self.last_written > 20 * self.seconds:  # costs a twentieth of the time
+                elif time.monotonic() - self.last_written > TABLE_EVERY:
                     self.write_table()
             if len(again) == len(pending):
                 time.sleep(PAUSE)
             pending = again
 
     def write_table(self) -> None:
-        started = time.monotonic()
         with locked(self.orders.folder, wait=True):
             self.state.table().save(self.state.path / RESULTS)
         self.last_written = time.monotonic()
-        self.seconds = self.last_written - started
 
     def table(self) -> GridTable:
         if self.failed:
