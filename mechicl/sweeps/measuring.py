@@ -2,10 +2,10 @@
 
 import functools
 import hashlib
-import importlib
 import inspect
 import math
 import numbers
+import pkgutil
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,13 +39,11 @@ def _named(name: Any) -> Measure:
         raise TypeError(f"measure= takes a function, a name, or a sequence of them, got {name!r}")
     if name in MEASURES:
         return MEASURES[name]
-    module, colon, member = name.partition(":")
-    if not colon:
-        raise ValueError(f"no measure {name!r}: there are {sorted(MEASURES)}, or module:function for your own")
     try:
-        function = getattr(importlib.import_module(module), member)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"no measure {name!r}: {error}") from error
+        function = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        own = f"module:function for your own ({error})"
+        raise ValueError(f"no measure {name!r}: there are {sorted(MEASURES)}, or {own}") from error
     if not callable(function):
         raise ValueError(f"{name} must be a function")
     return function
