@@ -1,6 +1,5 @@
 """`WrappedModel`: any module as a learner with hooks, made by `wrap`."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -310,10 +309,6 @@ class WrappedModel(LayeredModel):
     def how_to_declare(self, hook_name: str) -> str:
         """For error messages: the argument of `wrap` that declares a hook."""
         keyword = KEYWORDS.get(hook_name.rpartition(".")[2])
-        if keyword and keyword.startswith("attention"):
-            parts = (f"{name} {type(part).__name__}" for name, part in self.module.named_modules())
-            if not any(re.search("att|softmax", part, re.IGNORECASE) for part in parts):
-                return f": {self.name} has no part that is named as an attention or a softmax"
         return f": declare it with wrap(..., {keyword})" if keyword else ": a wrapped module does not have it"
 
     # ---- details ----

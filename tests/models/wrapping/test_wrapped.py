@@ -621,8 +621,6 @@ def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
 
 
 @pytest.mark.parametrize("component", ["z", "q", "pattern", "attn_scores", "attn_out"])
-def test_a_recurrent_network_is_not_told_to_declare_attention(wrapped_lstm, net, component):
-    with pytest.raises(ValueError, match="StackedLSTM has no part that is named as an attention"):
-        patch(wrapped_lstm, *pair(), component)
+def test_an_attention_that_is_not_declared_is_named_with_the_argument_that_declares_it(net, component):
     with pytest.raises(ValueError, match=r"declare it with wrap.*attention="):
         patch(mechicl.wrap(net, encode="interleaved", layers="blocks.{}"), *pair(), component)
