@@ -272,7 +272,13 @@ class TextModel(PromptedModel):
         if mask is not None and alone:
             prompts = [(row[kept][None], None) for row, kept in zip(tokens, mask, strict=True)]
         results = []
-        with _seeded(seed), progress_bar(total=max_new_tokens * len(prompts), unit="token", progress=verbose) as bar:
+        n_new = max_new_tokens * len(prompts)
+        with (
+            torch.random.fork_rng(enabled=seed is not None),
+            progress_bar(total=n_new, unit="token", progress=verbose) as bar,
+        ):
+            if seed is not None:
+                torch.manual_seed(seed)
             for tokens, mask in prompts:
                 steps = self._continuations(tokens, mask, stops, use_past_kv_cache, options if do_sample else None)
                 for _, new in zip(range(max_new_tokens), steps, strict=False):
@@ -394,15 +400,6 @@ class TextModel(PromptedModel):
         if self.tokenizer is None:
             raise ValueError(MISSING)
         return self.tokenizer
-
-
-@contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """A context in which torch's global generators start from a seed; their states are restored at its end."""
-    with torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
 
 
 def _one_prompt(tokens: Tensor) -> Int[Tensor, "pos"]:
