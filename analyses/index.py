@@ -3,12 +3,10 @@
 python analyses/index.py             # after a script of this folder has saved new results
 python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
 python analyses/index.py --strict    # and exit code 1 if an entry lacks something (a cause, a control, to be measured)
-python analyses/index.py --restate   # first state the claims of */claims.toml anew on the saved rows, after a change
 """
 
 import argparse
 import ast
-import importlib
 import math
 import re
 import sys
@@ -19,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from analyses.support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
+from analyses.support.claims import UNTRAINED, Claim, Standing, read_papers, state_claims
 from analyses.support.results import Results
 from mechicl.reports import Row
 from mechicl.reports.published import authors_and_year, read_sources
@@ -79,37 +77,25 @@ def find_scripts() -> list[Path]:
     return sorted(path for folder in folders for path in folder.glob("*.py"))
 
 
-def restate(folder: Path) -> None:
-    """Write the claims that the papers' tables make today into the results files, for what these have measured."""
-    for name, comparison in read_results(folder).items():
-        claims = restated(comparison.claims, stated(name, comparison))
-        replace(comparison, claims=claims).write_numbers(folder / f"{name}.json")
-
-
-def stated(name: str, comparison: Results) -> list[Claim]:
-    """The claims of the papers' tables on a results file, with the rows that its script derives."""
-    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py").replace("/", "."))
-    return script.compare.claims(name, comparison)
-
-
 def command(comparison: Results) -> str:
     return comparison.data["command"].removeprefix("python ").removeprefix("analyses/")
 
 
 def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
     """Every claim with the commands that measure it; lines of one claim in several files come together."""
-    unmeasured = state_claims("", list)
+    unmeasured = state_claims("", ())
     claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {claim.key: (claim, []) for claim in unmeasured}
     for comparison in comparisons:
         for claim in comparison.claims:
-            empty = replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=())
+            empty = replace(claim, lines={}, controls={}, untrained_verdict="", outcomes=())
             first, commands = claims.get(claim.key, (empty, []))
-            script, outcomes = command(comparison), (first.saved_outcomes, claim.saved_outcomes)
+            script, outcomes = command(comparison), (first.outcomes, claim.outcomes)
+            verdicts = {first.untrained_verdict or claim.untrained_verdict, claim.untrained_verdict}
             more = replace(
                 first, lines=_joined_rows(first.lines, claim.lines),
-                saved_outcomes=None if None in outcomes else tuple(each for part in outcomes for each in part or ()),
+                outcomes=None if None in outcomes else [each for part in outcomes for each in part or ()],
                 controls=_joined_rows(first.controls, claim.controls),
-                control_verdicts=_joined_verdicts(first.control_verdicts, claim.control_verdicts),
+                untrained_verdict=verdicts.pop() if len(verdicts) == 1 else "agrees in part",
                 cause=first.cause or claim.cause,
             )  # fmt: skip
             claims[claim.key] = more, commands if script in commands else [*commands, script]
@@ -119,15 +105,6 @@ def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
 def _joined_rows(first: Mapping[str, Sequence[Row]], second: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     """Rows by label, those of the second after those of the first."""
     return {label: [*first.get(label, ()), *second.get(label, ())] for label in {**first, **second}}
-
-
-def _joined_verdicts(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """The verdicts on controls of one claim in two files: in part where they are not the same."""
-    both = {**first, **second}
-    return {
-        label: verdict if first.get(label, verdict) == second.get(label, verdict) else "agrees in part"
-        for label, verdict in both.items()
-    }
 
 
 def place(claim: Claim) -> tuple[int, int, str]:
@@ -191,7 +168,7 @@ def control_cell(claim: Claim) -> str:
             numbers = [row.ends[1] for row in rows if not isinstance(row.measured, str)]
             finite = [number for number in numbers if math.isfinite(number)]
             values = f"{min(finite):.3g} to {max(finite):.3g} ({len(rows)} values)" if finite else "not measured"
-        verdict = claim.control_verdicts.get(label)
+        verdict = claim.untrained_verdict if label == UNTRAINED else ""
         cells.append(f"{label}: {values}" + (f" (**{verdict}**)" if verdict else ""))
     if not claim.trained:
         cells.append("nothing trained")
@@ -219,7 +196,7 @@ def why_cell(claim: Claim) -> str:
     results = claim.outcomes or []
     counts = [f"{sum(results)} of {len(results)}"] if claim.verdict == "agrees in part" else []
     ratios = [
-        row.ends[1] / row.published for row in claim.rows if claim.saved_outcomes == ()
+        row.ends[1] / row.published for row in claim.rows if not claim.check
         and isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
     ]  # fmt: skip
     if ratios:
@@ -289,13 +266,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write analyses/README.md from the results files.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it is not up to date")
     parser.add_argument("--strict", action="store_true", help="as --check; exit code 1 if a claim lacks something too")
-    parser.add_argument(
-        "--restate", action="store_true", help="take the claims from the papers' tables, not from the results"
-    )
     args = parser.parse_args()
     try:
-        if args.restate:
-            restate(HERE / "results")
         results = list(read_results(HERE / "results").values())
         text = write(results, find_scripts())
     except (ValueError, TypeError) as error:

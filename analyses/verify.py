@@ -22,8 +22,6 @@ class Args:
     entries: tyro.conf.Positional[tuple[str, ...]] = ()
     """Scripts (oswald_copying), results files (oswald_descent_lsa-5l), papers (fu2024) or items ("Fig. 2, left"); all
     by default."""
-    random_weights: bool = False
-    """Put untrained models in place of all checkpoints, and list the entries that do not change."""
     workers: int | None = None
     """Scripts at once, one thread each; by default as many as there are cores."""
     out: Path = Path("runs/verify")
@@ -53,19 +51,18 @@ def verify(args: Args) -> bool:
     jobs = find_jobs(args.root, args.entries)
     if args.list:
         for job in jobs:
-            print(f"{job.seconds:7.0f} s  {len(job.asked):3} entries  {job.name}: {' '.join(job.words)}")
+            print(f"{job.seconds:7.0f} s  {len(job.written.claims):3} entries  {job.name}: {' '.join(job.words)}")
         return True
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = cores if args.workers is None else args.workers
     if workers < 1:
         raise ValueError(f"--workers must be 1 or more, got {workers}")
     outcomes = []
-    for outcome in replay(jobs, args.root, args.out, workers=workers, random=args.random_weights,
-                          progress=not args.quiet):  # fmt: skip
+    for outcome in replay(jobs, args.root, args.out, workers=workers, progress=not args.quiet):
         outcomes.append(outcome)
         count = f"{len(outcome.moved)} moved" if outcome.state != "failed" else "ended with an error"
         print(f"{outcome.job.name}: {count} ({outcome.state}, {outcome.seconds:.0f} s)", flush=True)
-    return report(outcomes, random=args.random_weights)
+    return report(outcomes)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
 """The index of figures and tables is complete, up to date, and agrees with the scripts."""
 
+import importlib
 import re
 import sys
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from analyses.support.claims import Claim, read_papers, restated
-from analyses.support.moved import moved_claims
+from analyses.support.claims import Claim, Paper, judge, read_papers
 from analyses.support.results import Results
 from mechicl.checkpoints import available
 from mechicl.reports import Row
-from mechicl.reports.comparison import finite
 from mechicl.reports.published import read_sources
 from mechicl.statistics import Interval
 from mechicl.training import PRESETS
@@ -41,7 +40,7 @@ def test_the_readme_is_up_to_date(index, results):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_scripts_claims_are_those_in_its_results_file(index, results, name):
+def test_a_results_file_has_the_rows_that_claims_are_on(index, results, name):
     comparison = results[name]
     without = ("does_it_run", "learned_subspaces", "sweep_", "clamped_", "strategy_phases", "transience",
                "learning_coefficients", "beyond_attention", "parameter_free", "query_side",
@@ -49,13 +48,12 @@ def test_a_scripts_claims_are_those_in_its_results_file(index, results, name):
                "update_controls", "oswald_tuning_draws", "table_")  # fmt: skip
     if name.startswith(without):  # no claims of papers
         assert not comparison.claims
-        assert not index.stated(name, comparison)
         return
-    stated = [finite(claim.to_json()) for claim in restated(comparison.claims, index.stated(name, comparison))]
-    saved = [finite(claim.to_json()) for claim in comparison.claims]
-    assert stated == saved, "run `python analyses/index.py --restate`"
-    assert stated or name.startswith("known_")  # no paper has these models
-    assert {claim["source"] for claim in stated} <= {paper.source for paper in read_papers()} <= set(read_sources())
+    assert comparison.claims or name.startswith("known_")  # no paper has these models
+    script = importlib.import_module(index.command(comparison).split()[0].removesuffix(".py").replace("/", "."))
+    derived = script.compare.derived(comparison) if comparison.claims else []
+    assert [row.to_json() for row in derived] == [row.to_json() for row in comparison.derived]
+    assert {paper.source for paper in read_papers()} <= set(read_sources())
     assert set(comparison.data["checkpoints"]) <= {*available(), *PRESETS}
 
 
@@ -72,19 +70,6 @@ def test_no_entry_lacks_a_measurement_a_control_or_a_cause(index, results):
     assert weak == []
 
 
-def test_entries_on_training_change_with_untrained_models(results):
-    """The list of `make verify VERIFY=--random-weights`, from the controls in the results files."""
-    unmoved = []
-    for comparison in results.values():
-        known = [claim for claim in comparison.claims if "untrained" in claim.controls]
-        for each in known:
-            rest = iter(each.controls["untrained"])
-            if len(each.controls["untrained"]) == len(each.rows):
-                lines = {label: [next(rest) for _ in rows] for label, rows in each.lines.items()}
-                unmoved += moved_claims([each], [replace(each, lines=lines)])[1]
-    assert unmoved == []
-
-
 def test_every_script_appears(index):
     text = (ANALYSES / "README.md").read_text(encoding="utf-8")
     names = [path.relative_to(ANALYSES).as_posix() for path in index.find_scripts()]
@@ -93,12 +78,13 @@ def test_every_script_appears(index):
 
 
 def claim(what: str, measured: float) -> Claim:
-    return Claim("fu2024", "Fig. 9", what, {"a": [Row("loss | 1", 2.0, measured)]}, why="because")
+    lines = {"a": [Row("loss | 1", 2.0, measured)]}
+    return Claim("fu2024", "Fig. 9", what, lines, judge(lines), why="because")
 
 
 def test_lines_of_one_claim_in_two_files_are_joined(index):
     files = [
-        Results("", "", [], data={"command": f"python analyses/{i}.py"}, claims=[claim("loss", measured)])
+        SimpleNamespace(data={"command": f"python analyses/{i}.py"}, claims=[claim("loss", measured)])
         for i, measured in enumerate((2.0, 3.0))
     ]
     joined = {entry.what: (entry, commands) for entry, commands in index.joined(files).items()}
@@ -112,8 +98,8 @@ def test_lines_of_one_claim_in_two_files_are_joined(index):
 
 def test_missing_parts_of_an_entry(index):
     controls = {"untrained": [Row("loss", 2.0, 5.0)]}
-    agreeing = replace(claim("agrees", 2.0), controls=controls, control_verdicts={"untrained": "differs"})
-    differing = replace(agreeing, what="differs", lines={"": [Row("loss", 2.0, 3.0)]})
+    agreeing = replace(claim("agrees", 2.0), controls=controls, untrained_verdict="differs")
+    differing = replace(agreeing, what="differs", lines={"": [Row("loss", 2.0, 3.0)]}, outcomes=[False])
     assert (agreeing.lacks, agreeing.standing) == ("", "agrees")
     assert claim("loss", 2.0).lacks == "the untrained control"
     assert replace(claim("loss", 2.0), trained=False).lacks == ""
@@ -142,7 +128,9 @@ def test_n_is_the_fewest_seeds(index):
 
 def test_check_notices_changes_and_strict_missing_parts(index, tmp_path, monkeypatch, capsys):
     files = {"command": "python analyses/a.py", "checkpoints": [], "date": "2026-01-01"}
-    Results("Title", "Lead", [], data=files, claims=[claim("loss", 2.0)]).write(tmp_path / "results", "a")
+    Results("Title", "Lead", [Row("loss", 2.0, 2.0)], data=files).write(tmp_path / "results", "a")
+    papers = [Paper("fu2024", "", [{"results": "a", "item": "Fig. 9", "what": "loss", "rows": ["loss"]}])]
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: papers)
     monkeypatch.setattr(index, "HERE", tmp_path)
 
     def main(*arguments: str) -> object:

@@ -4,14 +4,13 @@ import fnmatch
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from analyses.support.checks import Check, named_check
-from mechicl.checkpoints import are_weights_random
+from analyses.support.checks import named_check
 from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
 from mechicl.statistics import Interval
@@ -21,8 +20,10 @@ CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
 """Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
 another measure of the same thing. "unresolved" if no experiment supports any of these."""
 UNTRAINED = "untrained"
-"""Label of the control that `run_script` measures itself: the same rows of models with new initial weights."""
-ADDED = ("controls", "cause", "control_verdicts")
+"""Label of the control that `Script.run` measures itself: the same rows of models with new initial weights."""
+Lines = Mapping[str, Sequence[Row]]
+"""Rows by label; one label, the empty one, where there is a single line of them."""
+Verdict = Literal["agrees", "agrees in part", "differs", "not printed", "open"]
 Standing = Literal["agrees", "agrees in part", "differs", "unresolved", "no evidence", "not printed", "open"]
 
 
@@ -33,21 +34,17 @@ class Claim:
     source: str  # the paper's key in sources.bib
     item: str  # figure, table or theorem
     what: str  # what it shows, values in the order of the rows
-    # measured rows; by label where there are several lines of them. Empty if no script measures it
-    lines: Mapping[str, Sequence[Row]]
-    # decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows decide,
-    # or where the claim was read from a file
-    check: Check | None = None
+    lines: Lines  # measured rows. Empty if no script measures it
+    # whether the paper is right, value by value or for all together; None if words were measured for a number
+    outcomes: Sequence[bool] | None = ()
+    check: str = ""  # a name of `support.checks`; empty if numbers printed in the rows decide
     published: str = ""  # the paper's words; empty if they are in the rows
     why: str = ""  # what a reader of the verdict should know
     # rows to compare the claim with, by label: the same quantities, or others, of a control
-    controls: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    controls: Lines = field(default_factory=dict)
     cause: str = ""  # why it differs, in a word or two: one of `CAUSES` first
     trained: bool = True  # whether it is about trained models; otherwise untrained models are not a control
-    # by label, the verdict that the claim would get with a control's rows
-    control_verdicts: Mapping[str, str] = field(default_factory=dict)
-    # results of the check, of a claim that was read from a file; None if words were measured for a number
-    saved_outcomes: tuple[bool, ...] | None = ()
+    untrained_verdict: str = ""  # that the claim would get with the rows of untrained models
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -56,34 +53,14 @@ class Claim:
 
     @property
     def rows(self) -> list[Row]:
-        return [row for rows in self.lines.values() for row in rows]
+        return _all_rows(self.lines)
 
     @property
-    def outcomes(self) -> list[bool] | None:
-        """Whether the paper is right, value by value or for all together; None if words were measured for a number."""
-        if self.check is None and self.saved_outcomes != ():
-            return None if self.saved_outcomes is None else list(self.saved_outcomes)
-        if self.check is None:
-            return [
-                equal(row, row.published) for row in self.rows
-                if isinstance(row.published, int | float) and not isinstance(row.measured, str)
-            ]  # fmt: skip
-        try:
-            return self.check(list(self.lines.values())) if self.lines else []
-        except NoNumberError:  # an untrained model may have words there
-            return None
-
-    @property
-    def verdict(self) -> Standing:
+    def verdict(self) -> Verdict:
         """The overall verdict; "open" if no script measures the claim yet."""
         if not self.lines:
             return "open" if self.published else "not printed"
-        results = self.outcomes
-        if results is None:
-            return "differs"
-        if not results:
-            return "not printed"
-        return "agrees" if all(results) else "agrees in part" if any(results) else "differs"
+        return _verdict(self.outcomes)
 
     @property
     def standing(self) -> Standing:
@@ -95,7 +72,7 @@ class Claim:
         unknown = self.cause.startswith("unresolved") and self.verdict in ("differs", "agrees in part")
         if unknown or (self.verdict == "differs" and not self.cause):
             return "unresolved"
-        alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
+        alike = self.trained and self.untrained_verdict == "agrees" == self.verdict
         return "no evidence" if alike else self.verdict
 
     @property
@@ -117,42 +94,34 @@ class Claim:
             lacking += [] if self.cause else ["a cause"]
             supported = set(self.controls) - {UNTRAINED} or self.cause.startswith("unresolved")
             lacking += [] if supported else ["a control that supports the cause"]
-        if self.trained and self.lines and UNTRAINED not in self.control_verdicts:
+        if self.trained and self.lines and UNTRAINED not in self.controls:
             lacking.append("the untrained control")
         return ", ".join(lacking)
 
-    def with_rows(self, rows: Sequence[Row]) -> "Claim":
-        rest = iter(rows)
-        return replace(self, lines={label: [next(rest) for _ in line] for label, line in self.lines.items()})
 
-    def to_json(self) -> dict[str, Any]:
-        """The claim as data; empty controls and causes are omitted."""
-        saved = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name in ("lines", "controls"):
-            saved[name] = {label: [row.to_json() for row in rows] for label, rows in saved[name].items()}
-        del saved["check"], saved["saved_outcomes"]
-        if self.trained:
-            del saved["trained"]
-        if self.lines and (self.check is not None or self.saved_outcomes != ()):
-            saved["outcomes"] = self.outcomes
-        return {name: value for name, value in saved.items() if value or name not in ADDED}
+def _all_rows(lines: Lines) -> list[Row]:
+    return [row for rows in lines.values() for row in rows]
 
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> "Claim":
-        """A claim of a results file.
 
-        Raises:
-            ValueError: it is not one.
-        """
-        try:
-            values = dict(saved)
-            for name in ("lines", "controls"):
-                rows = values.get(name, {}).items()
-                values[name] = {label: [row_from_json(row) for row in line] for label, line in rows}
-            outcomes = values.pop("outcomes", ())
-            return cls(**values, saved_outcomes=None if outcomes is None else tuple(outcomes))
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"saved is not a claim of a results file: {error!r}") from error
+def judge(lines: Lines, check: str = "") -> list[bool] | None:
+    """Whether the paper is right, by a check or by the numbers printed in the rows; None if words were measured."""
+    if not check:
+        return [
+            equal(row, row.published) for row in _all_rows(lines)
+            if isinstance(row.published, int | float) and not isinstance(row.measured, str)
+        ]  # fmt: skip
+    try:
+        return named_check(check)(list(lines.values())) if lines else []
+    except NoNumberError:  # an untrained model may have words there
+        return None
+
+
+def _verdict(outcomes: Sequence[bool] | None) -> Verdict:
+    if outcomes is None:
+        return "differs"
+    if not outcomes:
+        return "not printed"
+    return "agrees" if all(outcomes) else "agrees in part" if any(outcomes) else "differs"
 
 
 def seeds_of(row: Row) -> int | None:
@@ -209,52 +178,77 @@ def read_papers() -> Sequence[Paper]:
     return [Paper(source, table["lead"], table["claim"]) for source, table in in_order]
 
 
-def state_claims(name: str, rows: Callable[[], Sequence[Row]]) -> list[Claim]:
-    """State the claims of all papers on the rows of a results file.
+def state_claims(name: str, table: Sequence[Row], untrained: Sequence[Row] = ()) -> list[Claim]:
+    """State the claims of all papers on the rows of a results file, and on those of untrained models if there are any.
 
     Args:
         name: of the results file, without suffix.
-        rows: returns its rows, and those that its script derives from its data; called if there is a claim on them.
+        table: its rows, and those that its script derives from its data.
+        untrained: the same of untrained models.
     """
-    found = [(paper, entry) for paper in read_papers() for entry in paper.entries
-             if fnmatch.fnmatchcase(name, entry["results"])]  # fmt: skip
-    table = rows() if found else ()
-    return [state_claim(paper.source, entry, table) for paper, entry in found if not _is_left_out(entry, table)]
+    return [
+        state_claim(paper.source, entry, table, untrained) for paper, entry in entries_on(name)
+        if not _is_left_out(entry, table)
+    ]  # fmt: skip
 
 
-def state_claim(source: str, entry: Mapping[str, Any], table: Sequence[Row]) -> Claim:
+def entries_on(name: str) -> list[tuple[Paper, Mapping[str, Any]]]:
+    """The entries of papers' tables that are about a results file."""
+    return [(paper, entry) for paper in read_papers() for entry in paper.entries
+            if fnmatch.fnmatchcase(name, entry["results"])]  # fmt: skip
+
+
+def state_claim(source: str, entry: Mapping[str, Any], table: Sequence[Row], untrained: Sequence[Row] = ()) -> Claim:
     """State an entry of a paper's table on rows.
 
     Raises:
         ValueError: a row that the table does not have, or a cause of which none of `CAUSES` is the first word.
         NoNumberError: a check needs a number, and words were measured.
     """
-    entry = dict(entry)
     item, cause = entry["item"], entry.get("cause", "")
     if cause and cause.replace(",", " ").replace(":", " ").split()[0] not in CAUSES:
         raise ValueError(f"{item}: the cause {cause!r} does not begin with one of {', '.join(CAUSES)}")
-    lines = {"": entry.pop("rows")} if "rows" in entry else entry.get("lines", {})
-    for name, labelled in (("lines", lines), ("controls", entry.get("controls", {}))):
-        entry[name] = {label: pick(table, *quantities) for label, quantities in labelled.items()}
-    for name in {"why", "cause"} & set(entry):
-        entry[name] = re.sub(
-            r"{(.+?)(?: : (note|first note))?}", lambda found: _words(table, *found.groups()), entry[name]
-        )
-    check, printed = entry.pop("check", ""), entry.pop("printed", ())
-    known = {each.name: entry[each.name] for each in fields(Claim) if each.name in entry}
-    claim = Claim(source, **known, check=named_check(check) if check else None)
-    if printed:
-        claim = claim.with_rows([replace(row, published=p) for row, p in zip(claim.rows, printed, strict=True)])
-    if claim.outcomes is None and not are_weights_random():  # an untrained model may have words for a number
-        words = ", ".join(map(str, claim.rows))
-        raise NoNumberError(f"{item}: a check needs a number, and words were measured: {words}")
-    return _with_verdict(claim, claim.controls[UNTRAINED]) if claim.trained and UNTRAINED in claim.controls else claim
+    words = {
+        name: re.sub(r"{(.+?)(?: : (note|first note))?}", lambda found: _words(table, *found.groups()), entry[name])
+        for name in ("why", "cause") if name in entry
+    }  # fmt: skip
+    known: dict[str, Any] = {each.name: entry[each.name] for each in fields(Claim) if each.name in entry} | words
+    known["lines"] = lines = _lines(entry, table)
+    known["controls"] = {label: pick(table, *quantities) for label, quantities in entry.get("controls", {}).items()}
+    claim = Claim(source, **known, outcomes=judge(lines, entry.get("check", "")))
+    if claim.outcomes is None:
+        measured = ", ".join(map(str, claim.rows))
+        raise NoNumberError(f"{item}: a check needs a number, and words were measured: {measured}")
+    if not (claim.trained and lines and (untrained or UNTRAINED in claim.controls)):
+        return claim
+    if UNTRAINED not in claim.controls:
+        without = _lines(entry, untrained, may_lack=True)
+    elif len(claim.controls[UNTRAINED]) == len(claim.rows):  # the script itself has measured it
+        rows = iter(claim.controls[UNTRAINED])
+        without = {label: [next(rows) for _ in line] for label, line in lines.items()}
+    else:
+        return claim
+    controls = {**claim.controls, UNTRAINED: _all_rows(without)}
+    return replace(claim, controls=controls, untrained_verdict=_verdict(judge(without, claim.check)))
 
 
-def pick(table: Sequence[Row], *quantities: str) -> list[Row]:
+def _lines(entry: Mapping[str, Any], table: Sequence[Row], *, may_lack: bool = False) -> Lines:
+    """The rows that an entry is about, with the numbers that it prints."""
+    named = {"": entry["rows"]} if "rows" in entry else entry.get("lines", {})
+    lines = {label: pick(table, *quantities, may_lack=may_lack) for label, quantities in named.items()}
+    if "printed" not in entry:
+        return lines
+    pairs = zip(_all_rows(lines), entry["printed"], strict=True)
+    rows = iter([replace(row, published=printed) for row, printed in pairs])
+    return {label: [next(rows) for _ in line] for label, line in lines.items()}
+
+
+def pick(table: Sequence[Row], *quantities: str, may_lack: bool = False) -> list[Row]:
     """Rows by quantity or shell pattern, in this order.
 
-    With `random_weights`, a row that is missing is one of the words "not measured".
+    Args:
+        may_lack: for a row that is missing, return one of the words "not measured": a part that only a trained model
+            has.
 
     Raises:
         ValueError: there is no such row.
@@ -263,7 +257,7 @@ def pick(table: Sequence[Row], *quantities: str) -> list[Row]:
     for quantity in quantities:
         same = [row for row in table if row.quantity == quantity]
         same = same or [row for row in table if fnmatch.fnmatchcase(row.quantity, quantity)]
-        if not same and are_weights_random():  # a part that only a trained model has
+        if not same and may_lack:
             same = [Row(quantity, None, "not measured")]
         if not same:
             raise ValueError(f"a claim needs a row {quantity!r}, which the comparison does not have")
@@ -284,44 +278,3 @@ def _is_left_out(entry: Mapping[str, Any], table: Sequence[Row]) -> bool:
         return not (entry.get("rows") and pick(table, *entry["rows"]))
     except ValueError:
         return True
-
-
-def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
-    """Claims that are stated anew on saved rows, with the untrained control that was measured for the saved ones.
-
-    A claim is recognised by its item and words, or by its place if as many are stated as were saved.
-    """
-    by_words, same, claims = {claim.key: claim for claim in saved}, len(saved) == len(stated), []
-    for i, claim in enumerate(stated):
-        before = by_words.get(claim.key, saved[i] if same else None)
-        known = before is not None and UNTRAINED in before.controls
-        if before is not None and known and claim.trained and UNTRAINED not in claim.controls:
-            claim = _with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED])
-        claims.append(claim)
-    return claims
-
-
-def _with_verdict(claim: Claim, rows: Sequence[Row], otherwise: str = "") -> Claim:
-    """A claim with the rows of untrained models as its control, and its verdict on them if there are as many."""
-    verdict = claim.with_rows(rows).verdict if len(rows) == len(claim.rows) else otherwise
-    controls = {**claim.controls, UNTRAINED: rows}
-    return replace(claim, controls=controls, control_verdicts={**claim.control_verdicts, UNTRAINED: verdict})
-
-
-def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[Claim]:
-    """Claims with the same rows of untrained models as a control, and their verdicts.
-
-    Args:
-        claims: on trained models.
-        untrained: the same, in the same order, on untrained ones.
-
-    Raises:
-        ValueError: another number of claims.
-    """
-    if len(claims) != len(untrained):
-        raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
-    return [
-        claim if not claim.trained or not claim.lines or UNTRAINED in claim.controls
-        else _with_verdict(claim, other.rows, other.verdict)
-        for claim, other in zip(claims, untrained, strict=True)
-    ]  # fmt: skip

@@ -72,22 +72,14 @@ def moved_rows(written: Sequence[Row], measured: Sequence[Row], entry: str) -> l
     return moved + [Moved(entry, row.quantity, "nothing", str(row), "new") for row in new]
 
 
-def moved_claims(written: Sequence[Claim], measured: Sequence[Claim | None]) -> tuple[list[Moved], list[str]]:
-    """List changes of entries of the index, and the entries on trained models without changes.
-
-    The latter are only those that agree with the paper, at least in part, and not with "no evidence".
-    """
-    moved, unmoved = [], []
-    for claim, now in zip(written, measured, strict=True):
-        entry = f"{claim.source}, {claim.item}, {claim.what}"
-        changes = _moved_values(claim, now, entry)
-        moved += changes
-        if not changes and claim.trained and claim.standing in ("agrees", "agrees in part"):
-            unmoved.append(entry)
-    return moved, unmoved
+def moved_claims(written: Sequence[Claim], measured: Sequence[Claim]) -> list[Moved]:
+    """List changes of entries of the index."""
+    now = {claim.key: claim for claim in measured}
+    return [moved for claim in written for moved in _moved_values(claim, now.get(claim.key))]
 
 
-def _moved_values(claim: Claim, now: Claim | None, entry: str) -> list[Moved]:
+def _moved_values(claim: Claim, now: Claim | None) -> list[Moved]:
+    entry = f"{claim.source}, {claim.item}, {claim.what}"
     if now is None:
         return [Moved(entry, "the entry", claim.verdict, "nothing", "gone")]
     if len(now.rows) != len(claim.rows):

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,14 +39,8 @@ class Job:
     name: str  # of the results file
     words: tuple[str, ...]  # the script's path and its options
     written: Results  # the results that are there
-    claims: tuple[int, ...] | None  # indices of the claims that were asked for; None for all, and the table
     # of a core that it took, or its wall time where only that was saved; infinite where neither is known
     seconds: float
-
-    @property
-    def asked(self) -> list[Claim]:
-        """The claims to hold against what is measured."""
-        return [claim for i, claim in enumerate(self.written.claims) if self.claims is None or i in self.claims]
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,6 @@ class Outcome:
     state: Literal["ran", "known", "failed"]
     seconds: float  # its wall time
     moved: Sequence[Moved] = ()  # what is not as it is written, in its claims and its table
-    passed: Sequence[str] = ()  # entries that depend on training and did not move: none with random weights
     error: str = ""  # its last words, where it ended with an error
     cpu_seconds: float = 0.0  # of a core that its measurement took, without start-up
 
@@ -86,13 +79,12 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
             raise ValueError(f"{path} contains no command that measured it: run its script again")
         words = tuple(shlex.split(written.data["command"]))[1:]
         names = {path.stem, Path(words[0]).name, Path(words[0]).stem}
-        whole = not entries or bool(names & set(entries))
-        claims = [i for i, claim in enumerate(written.claims) if any(_is_of(claim, entry) for entry in entries)]
-        unknown = [entry for entry in unknown
-                   if entry not in names and not any(_is_of(claim, entry) for claim in written.claims)]  # fmt: skip
-        if whole or claims:
+        named = {entry for entry in entries
+                 if entry in names or any(_is_of(claim, entry) for claim in written.claims)}  # fmt: skip
+        unknown = [entry for entry in unknown if entry not in named]
+        if named or not entries:
             seconds = float(written.data.get("cpu_time_s") or written.data.get("wall_time_s") or "inf")
-            jobs[path.stem] = Job(path.stem, words, written, None if whole else tuple(claims), seconds)
+            jobs[path.stem] = Job(path.stem, words, written, seconds)
     if unknown:
         names = ", ".join(path.stem for path in files)
         raise ValueError(f"the index has no {unknown[0]!r}: name a results file ({names}), its script, a paper's key "
@@ -106,7 +98,7 @@ def _is_of(claim: Claim, entry: str) -> bool:
 
 
 def replay(
-    jobs: Sequence[Job], root: Path, state: Path, *, workers: int = 1, random: bool = False, progress: bool = True
+    jobs: Sequence[Job], root: Path, state: Path, *, workers: int = 1, progress: bool = True
 ) -> Iterator[Outcome]:
     """Run scripts again, each in its own process, and yield the changes in the order in which scripts end.
 
@@ -117,13 +109,12 @@ def replay(
         root: of the source checkout.
         state: folder for what they measure; what is there of an earlier call is gone on from.
         workers: processes at once, each with one thread.
-        random: put untrained models in the place of every checkpoint's.
         progress: show a bar.
     """
     running: set[subprocess.Popen] = set()
     pool = ThreadPoolExecutor(max(1, workers))
     try:
-        futures = [pool.submit(_run, job, root, state, random, running) for job in jobs]
+        futures = [pool.submit(_run, job, root, state, running) for job in jobs]
         with progress_bar(total=len(jobs), unit="script", desc="verify", progress=progress) as bar:
             for future in as_completed(futures):
                 bar.update()
@@ -134,18 +125,16 @@ def replay(
             process.terminate()
 
 
-def _run(job: Job, root: Path, state: Path, random: bool, running: set[subprocess.Popen]) -> Outcome:
+def _run(job: Job, root: Path, state: Path, running: set[subprocess.Popen]) -> Outcome:
     """Run one script, or read what it measured before."""
-    kind = "random" if random else "trained"
-    folder = state / kind / f"{job.name}-{fingerprint(job, root)[:16]}"
+    folder = state / f"{job.name}-{fingerprint(job, root)[:16]}"
     for old in folder.parent.glob(f"{job.name}-{'[0-9a-f]' * 16}"):
         if old != folder:
             shutil.rmtree(old)
     known = (folder / DONE).is_file()
     if not known:
         folder.mkdir(parents=True, exist_ok=True)
-        how = ["--random-weights"] if random else ["--no-control"]
-        words = [sys.executable, *job.words, "--out", str(folder.resolve()), *how]
+        words = [sys.executable, *job.words, "--out", str(folder.resolve()), "--no-control"]
         # one passive thread, and this library in front of any other
         paths = filter(None, (str(PACKAGE.parent), str(SCRIPTS), os.environ.get("PYTHONPATH")))
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(paths)}
@@ -163,20 +152,10 @@ def _run(job: Job, root: Path, state: Path, random: bool, running: set[subproces
         write_json(folder / DONE, {"seconds": round(seconds, 1)})
     seconds = read_json(folder / DONE)["seconds"]
     measured = Results.read(folder / f"{job.name}.json")
-    moved, passed = moved_claims(job.asked, _same_claims(job, measured))
-    if job.claims is None:
-        moved += moved_rows(job.written.rows, measured.rows, "table")
+    moved = moved_claims(job.written.claims, measured.claims)
+    moved += moved_rows(job.written.rows, measured.rows, "table")
     cpu = measured.data.get("cpu_time_s") or 0.0
-    return Outcome(job, "known" if known else "ran", seconds, moved, passed, cpu_seconds=cpu)
-
-
-def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
-    """For each claim that was asked for, the one that was measured now: in the same place, or with the same words."""
-    now = list(measured.claims)
-    if len(now) == len(job.written.claims):
-        return [now[i] for i in range(len(now)) if job.claims is None or i in job.claims]
-    by_words = {claim.key: claim for claim in now}
-    return [by_words.get(claim.key) for claim in job.asked]
+    return Outcome(job, "known" if known else "ran", seconds, moved, cpu_seconds=cpu)
 
 
 def fingerprint(job: Job, root: Path) -> str:
@@ -193,34 +172,25 @@ def fingerprint(job: Job, root: Path) -> str:
     return digest.hexdigest()
 
 
-def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:
-    """Print what moved; whether everything is as it should be.
-
-    With random weights everything that depends on training should move, and what does not is listed; else nothing
-    should.
-    """
+def report(outcomes: Sequence[Outcome]) -> bool:
+    """Print what moved; whether nothing did, and no script failed."""
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     for outcome in failed:
-        write(f"{outcome.job.name}: ended with an error: {outcome.error}")
+        print(f"{outcome.job.name}: ended with an error: {outcome.error}")
     moved = [(outcome.job.name, each) for outcome in outcomes for each in outcome.moved]
-    passed = [(outcome.job.name, entry) for outcome in outcomes for entry in outcome.passed]
-    n_entries, ran = sum(len(each.job.asked) for each in outcomes), sum(each.state == "ran" for each in outcomes)
+    n_entries = sum(len(each.job.written.claims) for each in outcomes)
+    ran = sum(each.state == "ran" for each in outcomes)
     seconds, worked = sum(each.seconds for each in outcomes), sum(each.cpu_seconds for each in outcomes)
     entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
     counts = (
         f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
         f"scripts, {worked:.0f} s of them on a core: {len(entries)} entries moved"
     )
-    if random:
-        for name, entry in passed:
-            write(f"{name}: {entry}: the same with random weights")
-        write(f"{counts}; {len(passed)} that depend on training did not")
-        return not passed
     if moved:
         lines = [("results", "entry", "quantity", "written", "measured", "apart")]
         lines += [(name, e.entry, e.quantity, e.written, e.measured, e.apart) for name, e in moved]
         widths = [max(len(line[i]) for line in lines) for i in range(6)]
         for line in lines:
-            write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    write(counts)
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(counts)
     return not moved and not failed

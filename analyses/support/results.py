@@ -1,25 +1,30 @@
-"""The results of a script, with a paper's claims on them, as saved in analyses/results."""
+"""The results of a script, as saved in analyses/results, and the papers' claims on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analyses.support.claims import Claim, row_from_json
+from analyses.support.claims import Claim, row_from_json, state_claims
 from mechicl.base.files import read_json
 from mechicl.reports import Comparison, Row
+
+MORE = ("derived", "untrained_rows")
 
 
 @dataclass(frozen=True, eq=False)
 class Results(Comparison):
-    """A comparison and what a paper claims of its rows."""
+    """A comparison, and further rows that papers' claims are on."""
 
-    claims: Sequence[Claim] = ()  # made by the script
+    name: str = ""  # of the file
+    derived: Sequence[Row] = ()  # rows that the script derives from the data
+    untrained_rows: Sequence[Row] = ()  # of untrained models, derived ones too
 
     @classmethod
-    def of(cls, comparison: Comparison, claims: Sequence[Claim] = ()) -> "Results":
+    def of(cls, comparison: Comparison, name: str, derived: Sequence[Row] = ()) -> "Results":
         known = {each.name: getattr(comparison, each.name) for each in fields(Comparison)}
-        return cls(**known, claims=claims)
+        return cls(**known, name=name, derived=derived)
 
     @classmethod
     def read(cls, path: str | Path) -> "Results":
@@ -32,13 +37,18 @@ class Results(Comparison):
             data = read_json(Path(path))
             title, lead = data.pop("title"), data.pop("lead")
             rows = [row_from_json(row) for row in data.pop("table")]
-            claims = [Claim.from_json(claim) for claim in data.pop("claims", [])]
+            more = {name: [row_from_json(row) for row in data.pop(name, [])] for name in MORE}
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} does not contain a saved comparison ({error!r}): run its script again") from error
-        return cls(title, lead, rows, (), data, claims)
+        return cls(title, lead, rows, (), data, Path(path).stem, **more)
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The claims of the papers' tables on these rows."""
+        return state_claims(self.name, [*self.rows, *self.derived], self.untrained_rows)
 
     def more_data(self) -> dict[str, Any]:
-        return {"claims": [claim.to_json() for claim in self.claims]}
+        return {name: [row.to_json() for row in getattr(self, name)] for name in MORE if getattr(self, name)}
 
     def verdict_on(self, row: Row) -> str:
         """Whether the paper is right in this row: by the row itself, or by the claim that is stated on it alone."""

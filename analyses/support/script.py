@@ -4,14 +4,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from analyses.support.claims import SCRIPTS, UNTRAINED, Claim, state_claims, with_untrained
+from analyses.support.claims import SCRIPTS, UNTRAINED, entries_on
 from analyses.support.results import Results
 from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
@@ -28,11 +27,9 @@ class ScriptArgs:
     """Folder for the results, as JSON and as a page with pictures."""
     control: bool = True
     """Measure everything a second time on untrained models, the control of every claim."""
-    random_weights: bool = False
-    """Measure untrained models in place of every checkpoint's, for `make verify VERIFY=--random-weights`."""
 
 
-HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
+HOW = ("--control", "--no-control")
 """Options that say how to measure, and not what; the saved command is without them."""
 HELP = {
     "checkpoint": "name or folder of a model", "checkpoints": "names or folders of models",
@@ -72,10 +69,6 @@ class Script:
         self.derived = derived
         return derived
 
-    def claims(self, name: str, comparison: Comparison) -> list[Claim]:
-        """The papers' claims on a comparison that is saved under this name."""
-        return state_claims(name, lambda: [*comparison.rows, *self.derived(comparison)])
-
     def run(self) -> None:
         """Run the command line: measure, print the table, and save NAME.json and NAME.html.
 
@@ -95,36 +88,35 @@ class Script:
         }
         try:
             check_writable(args.out)
-            with random_weights() if args.random_weights else nullcontext():
-                start, worked = time.perf_counter(), time.process_time()
-                comparison = self.measure(args)
-                how["wall_time_s"] = round(time.perf_counter() - start, 1)
-                how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
-                results = Results.of(comparison, self.claims(name, comparison))
+            start, worked = time.perf_counter(), time.process_time()
+            comparison = self.measure(args)
+            how["wall_time_s"] = round(time.perf_counter() - start, 1)
+            how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
+            results = Results.of(comparison, name, self.derived(comparison) if entries_on(name) else ())
+            has_claims = bool(results.claims)
         except (ValueError, OSError) as error:
             print(f"{path.name}: {' '.join(str(error).split())}", file=sys.stderr)
             sys.exit(1)
         print(results)
-        if results.claims and args.control and not args.random_weights:
-            results, words = self._with_control(args, name, results)
+        if has_claims and args.control:
+            results, words = self._with_control(args, results)
             how |= {"untrained": words}
             print(f"untrained control: {words}")
         print(replace(results, data={**how, **results.data}).write(args.out, name))
 
-    def _with_control(self, args: Any, name: str, results: Results) -> tuple[Results, str]:
-        """The results with the same rows of untrained models in each claim, and words on what came of it."""
+    def _with_control(self, args: Any, results: Results) -> tuple[Results, str]:
+        """The results with the same rows of untrained models, and words on what came of it."""
         if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in results.claims):
             return results, "no claim needs one"
         try:
             with random_weights():
                 without = self.measure(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
-                stated = with_untrained(results.claims, self.claims(name, without))
+                results = replace(results, untrained_rows=[*without.rows, *self.derived(without)])
+                claims = results.claims
         except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
             return results, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-        passed = sum(
-            claim.control_verdicts.get(UNTRAINED) == "agrees" == claim.verdict for claim in stated if claim.trained
-        )
-        return replace(results, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
+        passed = sum(claim.untrained_verdict == "agrees" == claim.verdict for claim in claims if claim.trained)
+        return results, f"{passed} of {len(claims)} claims hold of untrained models too"
 
 
 def script(*, base: type[ScriptArgs] = ScriptArgs, **options: Any) -> Callable[[Callable[[Any], Comparison]], Script]:

@@ -30,7 +30,7 @@ from analyses.support.checks import (
     together,
     within,
 )  # fmt: skip
-from analyses.support.claims import Claim, state_claim
+from analyses.support.claims import Claim, judge, state_claim
 from analyses.support.moved import apart, moved_claims, moved_rows
 from mechicl.reports import Row
 from mechicl.reports.published import authors_and_year, read_sources
@@ -46,7 +46,7 @@ ONE, WIDE, LOW, HIGH = row(0.98, 0.99, 1.0), row(0.5, 0.99, 1.48), row(0.1, 0.2,
 
 
 def outcomes(check, *rows, **lines):
-    return Claim("fu2024", "Fig. 1", "it", lines or {"": rows}, check).outcomes
+    return check(list((lines or {"": rows}).values()))
 
 
 @pytest.mark.parametrize(("measured", "agrees"), [
@@ -59,7 +59,7 @@ def outcomes(check, *rows, **lines):
     (row(math.nan, math.nan, math.nan, published=1.0), False),
 ])  # fmt: skip
 def test_numbers_agree_within_an_interval_or_5_percent(measured, agrees):
-    assert outcomes(None, measured) == [agrees]
+    assert judge({"": [measured]}) == [agrees]
     assert outcomes(every(equal, measured.published), measured) == [agrees]
     assert measured.verdict == ("agrees" if agrees else "differs")
 
@@ -98,39 +98,35 @@ def test_lines_are_compared_value_by_value():
 
 
 @pytest.mark.parametrize(("lines", "check", "published", "verdict"), [
-    ({"": [LOW]}, every(below, 1), "", "agrees"),
-    ({"": [LOW, HIGH]}, every(below, 0.5), "", "agrees in part"),
-    ({"": [LOW]}, every(above, 1), "", "differs"),
-    ({"": [LOW]}, None, "", "not printed"),
-    ({}, None, "it falls", "open"),
-    ({}, None, "", "not printed"),
+    ({"": [LOW]}, "below 1", "", "agrees"),
+    ({"": [LOW, HIGH]}, "below 0.5", "", "agrees in part"),
+    ({"": [LOW]}, "above 1", "", "differs"),
+    ({"": [LOW]}, "", "", "not printed"),
+    ({}, "", "it falls", "open"),
+    ({}, "", "", "not printed"),
 ])  # fmt: skip
 def test_verdicts(lines, check, published, verdict):
-    assert Claim("fu2024", "Fig. 1", "it", lines, check, published).verdict == verdict
+    assert Claim("fu2024", "Fig. 1", "it", lines, judge(lines, check), check, published).verdict == verdict
 
 
 @pytest.mark.parametrize(("row", "untrained", "trained", "standing"), [
-    (LOW, "agrees", True, "no evidence"), (LOW, "differs", True, "agrees"), (LOW, None, True, "agrees"),
+    (LOW, "agrees", True, "no evidence"), (LOW, "differs", True, "agrees"), (LOW, "", True, "agrees"),
     (LOW, "agrees in part", True, "agrees"), (LOW, "agrees", False, "agrees"), (HIGH, "agrees", True, "unresolved"),
 ])  # fmt: skip
 def test_claims_that_untrained_models_agree_with_are_no_evidence(row, untrained, trained, standing):
-    verdicts = {"untrained": untrained} if untrained else {}
-    claim = Claim("fu2024", "Fig. 1", "it", {"": [row]}, every(below, 0.5), control_verdicts=verdicts, trained=trained)
+    lines = {"": [row]}
+    outcomes = judge(lines, "below 0.5")
+    claim = Claim("fu2024", "Fig. 1", "it", lines, outcomes, untrained_verdict=untrained, trained=trained)
     assert claim.standing == standing
     assert claim.verdict == ("agrees" if row is LOW else "differs")
 
 
 def test_checks_of_texts_need_numbers():
     words = Row("loss", None, "linear")
-    assert Claim("fu2024", "Fig. 1", "it", {"": [words]}, every(below, 1)).verdict == "differs"
+    lines = {"": [words]}
+    assert Claim("fu2024", "Fig. 1", "it", lines, judge(lines, "below 1")).verdict == "differs"
     with pytest.raises(NoNumberError, match=r"Fig\. 1: a check needs a number, and words were measured: linear"):
         state_claim("fu2024", {"item": "Fig. 1", "what": "it", "rows": ["loss"], "check": "below 1"}, [words])
-
-
-def test_a_saved_claim_has_the_outcomes_of_its_check():
-    claim = Claim("fu2024", "Fig. 1", "it", {"": [LOW, HIGH]}, every(below, 0.5))
-    again = Claim.from_json(claim.to_json())
-    assert (again.outcomes, again.verdict) == ([True, False], "agrees in part")
 
 
 def test_claims_are_stated_on_rows_by_quantity_or_pattern():
@@ -219,29 +215,23 @@ def test_rows_that_are_gone_new_or_moved_are_named():
     ]  # fmt: skip
 
 
-def test_entries_that_moved_and_those_on_training_that_did_not():
-    first = Claim("fu2024", "Fig. 1", "loss", {"": [moved_row(1.0)]}, check=every(below, 2), published="small")
-    by_hand = replace(first, item="Fig. 2", trained=False)
-    moved = replace(first, item="Fig. 3")
-    now = [first, by_hand, replace(moved, lines={"": [moved_row(1.5)]})]
-    changes, unmoved = moved_claims([first, by_hand, moved], now)
-    assert [(each.entry, each.apart) for each in changes] == [("fu2024, Fig. 3, loss", "3.3e-01")]
-    assert unmoved == ["fu2024, Fig. 1, loss"]
-    nothing_said = [
-        replace(first, control_verdicts={"untrained": "agrees"}), replace(first, check=None, published=""),
-        replace(first, check=every(above, 2)),
-    ]  # fmt: skip
-    assert moved_claims(nothing_said, nothing_said) == ([], [])
+def moved_claim(measured, check="below 1.5", **others) -> Claim:
+    lines = {"": [moved_row(measured)]}
+    return Claim("fu2024", "Fig. 1", "loss", lines, judge(lines, check), published="small", **others)
+
+
+def test_entries_that_moved():
+    claims = [moved_claim(1.0), replace(moved_claim(1.0), item="Fig. 3")]
+    assert moved_claims(claims, claims) == []
+    changes = moved_claims(claims, [claims[0], replace(moved_claim(1.4), item="Fig. 3")])
+    assert [(each.entry, each.apart) for each in changes] == [("fu2024, Fig. 3, loss", "2.9e-01")]
 
 
 def test_an_entry_that_is_gone_has_other_rows_or_another_verdict():
-    claim = Claim(
-        "fu2024", "Fig. 1", "loss", {"": [moved_row(over(1.0, 0.4))]}, check=every(below, 1.5), published="small"
-    )
-    (gone,), _ = moved_claims([claim], [None])
+    claim = moved_claim(over(1.0, 0.4))
+    (gone,) = moved_claims([claim], [])
     assert gone.apart == "gone"
-    (other,), _ = moved_claims([claim], [replace(claim, lines={"": [moved_row(1.0), moved_row(2.0)]})])
+    (other,) = moved_claims([claim], [replace(claim, lines={"": [moved_row(1.0), moved_row(2.0)]})])
     assert other.apart == "other rows"
-    (verdict,), unmoved = moved_claims([claim], [replace(claim, lines={"": [moved_row(over(1.3, 0.4))]})])
+    (verdict,) = moved_claims([claim], [moved_claim(over(1.3, 0.4))])
     assert (verdict.written, verdict.measured, verdict.apart) == ("agrees", "differs", "within the intervals")
-    assert unmoved == []

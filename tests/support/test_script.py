@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.support.claims import Claim, Paper, restated, state_claim
+from analyses.support.claims import Paper, state_claim, state_claims
 from analyses.support.results import Results
 from analyses.support.script import Option, script, words_of
 from analyses.support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
@@ -50,11 +50,6 @@ ENTRIES = (
 )
 
 
-def stated(monkeypatch, comparison: Comparison, entries=ENTRIES) -> list[Claim]:
-    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
-    return compare.claims("mine_lsa-1l", comparison)
-
-
 def run(monkeypatch, tmp_path, *words: str, compare=compare, entries=ENTRIES) -> Results:
     monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--out", str(tmp_path), *words])
     monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
@@ -66,15 +61,15 @@ def test_every_claim_on_trained_models_has_an_untrained_control(monkeypatch, tmp
     comparison = run(monkeypatch, tmp_path)
     grows, layers, only, by_hand = comparison.claims
     assert [claim.verdict for claim in comparison.claims] == ["agrees"] * 4
-    assert grows.control_verdicts == {"untrained": "differs"}
+    assert grows.untrained_verdict == "differs"
     (row,) = grows.controls["untrained"]
     assert isinstance(row.measured, float)
     assert row.measured < 0.2 < grows.rows[0].ends[1]
     assert grows.lacks == ""
-    assert layers.control_verdicts == {"untrained": "agrees"}
+    assert layers.untrained_verdict == "agrees"
     assert (layers.lacks, layers.verdict, layers.standing) == ("", "agrees", "no evidence")
     assert only.controls["untrained"][0].measured == "not measured"  # the row is not there without training
-    assert only.control_verdicts == {"untrained": "differs"}
+    assert only.untrained_verdict == "differs"
     assert (by_hand.controls, by_hand.trained, by_hand.lacks) == ({}, False, "")
     assert comparison.data["untrained"] == "1 of 4 claims hold of untrained models too"
     assert comparison.data["command"] == "python analyses/mine.py"
@@ -92,13 +87,6 @@ def test_without_the_control_claims_stand_alone(monkeypatch, tmp_path):
     assert "untrained" not in comparison.data
 
 
-def test_random_weights_in_the_place_of_every_checkpoint(monkeypatch, tmp_path):
-    comparison = run(monkeypatch, tmp_path, "--random-weights")
-    assert [claim.verdict for claim in comparison.claims] == ["differs", "agrees", "differs", "agrees"]
-    assert comparison.data["command"] == "python analyses/mine.py"
-    assert not are_weights_random()
-
-
 def test_a_control_that_fails_leaves_the_claims(monkeypatch, tmp_path):
     @script(checkpoint=Option("lsa-1l", "a checkpoint"))
     def fragile(args: Any) -> Comparison:
@@ -112,14 +100,12 @@ def test_a_control_that_fails_leaves_the_claims(monkeypatch, tmp_path):
     assert comparison.claims[0].lacks == "the untrained control"
 
 
-def test_claims_that_are_stated_anew_keep_their_control(monkeypatch, tmp_path):
-    comparison = run(monkeypatch, tmp_path)
-    stricter = (entry("Fig. 1", "grows, in other words", "largest weight", "above 1e-9"), *ENTRIES[1:])
-    same = restated(comparison.claims, stated(monkeypatch, comparison))
-    assert [each.control_verdicts for each in same] == [each.control_verdicts for each in comparison.claims]
-    assert [each.to_json() for each in same] == [each.to_json() for each in comparison.claims]
-    anew = restated(comparison.claims, stated(monkeypatch, comparison, stricter))
-    assert anew[0].control_verdicts == {"untrained": "agrees"}  # by the new check, on the rows that were measured
+def test_a_changed_check_applies_to_the_saved_rows(monkeypatch, tmp_path):
+    run(monkeypatch, tmp_path)
+    other = [entry("Fig. 1", "grows, in other words", "largest weight", "above 1e-9")]
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", other)])
+    (claim,) = Results.read(tmp_path / "mine_lsa-1l.json").claims
+    assert (claim.verdict, claim.untrained_verdict) == ("agrees", "agrees")
 
 
 def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path):
@@ -128,15 +114,13 @@ def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path
     assert comparison.data["untrained"] == "no claim needs one"
     (claim,) = comparison.claims
     assert [row.quantity for row in claim.controls["untrained"]] == ["layers"]
-    assert claim.control_verdicts == {"untrained": "agrees"}  # 1 is more than 0.2
-    (again,) = restated([claim], stated(monkeypatch, comparison, itself))
-    assert again.to_json() == claim.to_json()
+    assert claim.untrained_verdict == "agrees"  # 1 is more than 0.2
 
 
 @pytest.mark.parametrize(("words", "kept"), [
     (["--out", "x", "--checkpoint", "a"], ["--checkpoint", "a"]),
     (["--checkpoint", "a", "--no-control", "--out=x"], ["--checkpoint", "a"]),
-    (["--random-weights", "--quiet"], ["--quiet"]),
+    (["--control", "--quiet"], ["--quiet"]),
     ([], []),
 ])  # fmt: skip
 def test_the_saved_command_has_no_output_options(words, kept):
@@ -153,8 +137,8 @@ def test_causes_are_named_by_their_kind():
 
 def test_an_optional_claim_is_left_out_without_its_rows(monkeypatch):
     entries = [entry("Fig. 1", "gain", "gain", optional=True), entry("Fig. 2", "loss", "loss")]
-    comparison = Comparison("", "", [Row("loss", None, 1.0)])
-    assert [claim.what for claim in stated(monkeypatch, comparison, entries)] == ["loss"]
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    assert [claim.what for claim in state_claims("mine_lsa-1l", [Row("loss", None, 1.0)])] == ["loss"]
 
 
 def test_options_have_help_and_types(monkeypatch, capsys):
