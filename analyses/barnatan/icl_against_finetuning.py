@@ -33,7 +33,6 @@ from mechicl.analysis.finetuning import (
 )
 from mechicl.base.files import read_json, write_json
 from mechicl.base.progress import progress_bar
-from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
 from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.reports import Comparison, Row, Section, published
@@ -127,10 +126,7 @@ def compare(args: Any) -> Comparison:
 
 
 def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str, Any]:
-    """Return the measurements of a task and seed, from their file if it was made in the same way.
-
-    That file has the means; TASK-SEED.safetensors has every layer, head and query.
-    """
+    """Return the measurements of a task and seed, from their file if it was made in the same way."""
     texts = draw_texts(
         TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
         n_queries=args.n_queries, seed=seed, source=sources(args, task),
@@ -171,13 +167,6 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
         "dual_form_error": dual_form_error(language, texts), "cpu_time_s": round(time.process_time() - start, 1),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{kind}.{name}.{field}": value.clone()  # some are shared
-        for kind, compared in kinds.items()
-        for name, each in compared.items()
-        for field, value in each.samples().items()
-    }
-    write_tensors(path.with_suffix(".safetensors"), tensors)
     write_json(path, record)
     return record
 
