@@ -20,18 +20,6 @@ ONE_CORE = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }  # fmt: skip
-INSTRUCTIONS = {
-    "its own instructions": {},
-    "AVX2": {
-        "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
-    },
-    "SSE": {
-        "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
-    },
-}  # fmt: skip
-"""Environment variables that restrict libraries to instructions of older processors."""
 
 
 class NoPeerError(ImportError):

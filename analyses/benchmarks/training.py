@@ -1,11 +1,11 @@
 """Training of linear transformers, compared with plain PyTorch, its compiler, and jax."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.apart import INSTRUCTIONS, Apart
+from benchmarks.apart import Apart
 from benchmarks.rows import Row, Settings, alternate, compare_speeds, ratios, row, seconds
 from mechicl.training import PRESETS, TrainingConfig, train
 
@@ -17,54 +17,28 @@ STEPS = {1: 300, 5: 60}
 BATCH_SIZE = 2048
 
 
-def linear_peers(n_layers: int, one_core: bool, environment: Mapping[str, str]) -> dict[str, Callable[[], Apart]]:
-    """Return the trainings of the same model by name, each in its own process."""
-    sizes: dict[str, Any] = {"n_layers": n_layers, "batch_size": BATCH_SIZE}
-    a_third = STEPS[n_layers] // 3
-
-    def torch_twin(**options: Any) -> Apart:
-        return Apart("torch_twins:plain_training", one_core=one_core, environment=environment, **sizes, **options)
-
-    def jax_twin(name: str) -> Apart:
-        return Apart(f"jax_twins:{name}", one_core=one_core, environment=environment, steps=a_third, **sizes)
-
-    made: dict[str, Callable[[], Apart]] = {EAGER: torch_twin, JAX: lambda: jax_twin("Quickest")}
-    if not one_core and not environment:
-        made |= {
-            "the same under torch.compile": lambda: torch_twin(compiled=True),
-            "jax as one writes it first": lambda: jax_twin("usual"),
-        }
-    return made
-
-
-def linear_rows(
-    rounds: int, n_layers: int, *, one_core: bool = False, instructions: str = next(iter(INSTRUCTIONS))
-) -> list[Row]:
-    """Steps per second of ours over each peer's, by single operations and by compiled steps.
-
-    With a set of instructions, single operations only.
-    """
-    environment = INSTRUCTIONS[instructions]
-    steps, where = STEPS[n_layers], ", one core" if one_core else ""
-    where += f", {instructions}" if environment else ""
-    bars = (ONE_CORE_BARS if one_core else BARS)[n_layers]
+def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[Row]:
+    """Steps per second of ours over each peer's, by single operations and by compiled steps."""
+    steps, bars = STEPS[n_layers], (ONE_CORE_BARS if one_core else BARS)[n_layers]
     sizes: dict[str, Any] = {"one_core": one_core, "n_layers": n_layers, "batch_size": BATCH_SIZE}
-    ours = {"": lambda: Apart("our_training:Linear", ours=True, environment=environment, **sizes)}
-    if not environment:
-        ours[", compile=True"] = lambda: Apart("our_training:Linear", ours=True, compiled=True, **sizes)
+    ours = {
+        words: partial(Apart, "our_training:Linear", ours=True, compiled=bool(words), **sizes)
+        for words in ("", ", compile=True")
+    }
+    torch_twin = partial(Apart, "torch_twins:plain_training", **sizes)
+    peers = {EAGER: torch_twin, JAX: partial(Apart, "jax_twins:Quickest", steps=steps // 3, **sizes)}
+    if not one_core:
+        peers["the same under torch.compile"] = partial(torch_twin, compiled=True)
+        peers["jax as one writes it first"] = partial(Apart, "jax_twins:usual", steps=steps // 3, **sizes)
     speeds, forms = compare_speeds(
-        {**ours, **linear_peers(n_layers, one_core, environment)},
-        lambda name: steps // (1 if name in ours else 3 if "jax" in name else 4), rounds,
-    )  # fmt: skip
-    rows = []
-    for words in ours:
-        mine = speeds.pop(words)
-        rows += [
-            row(f"training speed over {name}, {WORDS[n_layers]}{where}{words}", ratios(mine, others),
-                bars.get(name, "shown"), speed_words(mine, others, forms.get(name)))
-            for name, others in speeds.items() if name not in ours
-        ]  # fmt: skip
-    return rows
+        ours | peers, lambda name: steps // (1 if name in ours else 3 if "jax" in name else 4), rounds
+    )
+    where = f"{WORDS[n_layers]}{', one core' if one_core else ''}"
+    return [
+        row(f"training speed over {name}, {where}{words}", ratios(speeds[words], speeds[name]),
+            bars.get(name, "shown"), speed_words(speeds[words], speeds[name], forms.get(name)))
+        for words in ours for name in peers if name in speeds
+    ]  # fmt: skip
 
 
 def speed_words(mine: list[float], others: list[float], form: str | None) -> str:
@@ -114,7 +88,6 @@ def measure(settings: Settings) -> list[Row]:
         *linear_rows(settings.rounds, 5),
         *linear_rows(few, 1, one_core=True),
         *linear_rows(few, 5, one_core=True),
-        *(each for name in list(INSTRUCTIONS)[1:] for n in (1, 5) for each in linear_rows(few, n, instructions=name)),
         *seeds_rows(few),
         *(ensemble_row(name, batch_size, few) for name in ("linear", "relu") for batch_size in (64, 256)),
     ]
