@@ -22,7 +22,7 @@ from mechicl.interop import from_sklearn
 from mechicl.models import TableTransformer
 from mechicl.prompts import Prompts, Tables
 from mechicl.reports import Comparison, Row, Section
-from mechicl.statistics import crossed_interval, interval
+from mechicl.statistics import crossed_interval, interval, ratio_interval
 from mechicl.tasks import TableClassification
 from mechicl.viz.elements import interval_lines
 
@@ -34,7 +34,7 @@ PENALTIES = tuple(10.0**power for power in range(-2, 4))
 def rivals(classes: bool) -> dict[str, Any]:
     """The estimators: linear ones with a penalty chosen by cross-validation, others with scikit-learn's defaults."""
     if classes:
-        settings: Any = {"use_legacy_attributes": False, "l1_ratios": (0.0,)}
+        settings: Any = {"use_legacy_attributes": False, "l1_ratios": (0.0,), "scoring": "accuracy"}
         linear: Any = LogisticRegressionCV(Cs=5, cv=2, max_iter=200, **settings)
         estimators = {"logistic regression": linear, "5 nearest neighbours": KNeighborsClassifier()}
         estimators["random forest"] = RandomForestClassifier()
@@ -118,11 +118,8 @@ def _ablations(name: str, model: TableTransformer, prompts: Prompts) -> list[Row
     for component, part in (("col_z", "between columns"), ("row_z", "between rows")):
         swept = ablate(model, prompts, component, ("layer", "head"), progress=False)
         for layer in range(model.cfg.n_layers):
-            ratios = [
-                crossed_interval(swept.values["loss"][layer, head][None], intact[None])
-                for head in range(model.cfg.n_heads)
-            ]
-            for head, ratio in enumerate(ratios):
+            for head in range(model.cfg.n_heads):
+                ratio = ratio_interval(swept.values["loss"][layer, head], intact)
                 rows.append(Row(f"{name}: loss without head {head} {part} in layer {layer}, over intact", None, ratio,
                                 "prompts"))  # fmt: skip
     return rows

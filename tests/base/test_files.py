@@ -391,5 +391,6 @@ def test_a_bar_iterates_and_counts(capsys):
     assert list(bar) == ["a", "b", "c"]
     with progress_bar(total=4, initial=1, unit="step") as counting:
         counting.update(2)
+        assert isinstance(counting, tqdm)
         assert counting.n == 3
     assert list(progress_bar(None, unit="run", progress=False)) == []
