@@ -205,7 +205,7 @@ def which_algorithm(
     if rivals and nearness != "none":
         headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
     if identified.fingerprint is not None:
-        words.insert(0, f"Whatever its name, it is {identified.fingerprint.description}.")
+        words.insert(0, f"Kind of learner, whatever its name: {identified.fingerprint.description}.")
     if rivals:
         words.append(f"This is a tie: these {distance.n:,} prompts do not distinguish it from {_listed(rivals)}.")
     if untrained is not None:
