@@ -3,6 +3,7 @@
 python analyses/learning_coefficients.py --folder runs/coefficients   # 25 minutes on one core; keeps what it sampled
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -195,21 +196,23 @@ def speed_rows(n_chains: int = 32, n_steps: int = 200) -> list[Row]:
 
 
 def plain_chain(model: PromptedModel, prompts: Any, batch_size: int, n_steps: int) -> float:
-    """Run one chain of stochastic-gradient Langevin dynamics without the library; return its mean loss."""
-    model, total = deepcopy(model), 0.0
+    """Run one chain of stochastic-gradient Langevin dynamics without the library; return its coefficient.
+
+    As in the library, each draw's loss is compared with that of the model itself on the same minibatch.
+    """
+    center, model, total = model, deepcopy(model), 0.0
     tokens, targets = examples(model, prompts, "query")
-    weights = list(model.parameters())
-    centers = [weight.detach().clone() for weight in weights]
+    n_beta = len(tokens) / math.log(len(tokens))
     for _ in range(n_steps):
         chosen = torch.randint(len(tokens), (batch_size,))
         loss = (model(tokens[chosen], at="query") - targets[chosen]).square().mean()
-        gradients = torch.autograd.grad(loss, weights)
-        total += loss.item()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
-            for weight, center, gradient in zip(weights, centers, gradients, strict=True):
-                force = 148 * gradient + 10 * (weight - center)
+            total += loss.item() - (center(tokens[chosen], at="query") - targets[chosen]).square().mean().item()
+            for weight, start, gradient in zip(model.parameters(), center.parameters(), gradients, strict=True):
+                force = n_beta * gradient + 10 * (weight - start)
                 weight += -0.5e-4 * force + 1e-2 * torch.randn_like(weight)
-    return total / n_steps
+    return n_beta * total / n_steps
 
 
 # ---- how much the localization decides ----
