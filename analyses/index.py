@@ -90,7 +90,7 @@ def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
             empty = replace(claim, lines={}, controls={}, untrained_verdict="", outcomes=())
             first, commands = claims.get(claim.key, (empty, []))
             script, outcomes = command(comparison), (first.outcomes, claim.outcomes)
-            verdicts = {first.untrained_verdict or claim.untrained_verdict, claim.untrained_verdict}
+            verdicts = {each for each in (first.untrained_verdict, claim.untrained_verdict) if each} or {""}
             more = replace(
                 first, lines=_joined_rows(first.lines, claim.lines),
                 outcomes=None if None in outcomes else [each for part in outcomes for each in part or ()],

@@ -165,7 +165,7 @@ def fingerprint(job: Job, root: Path) -> str:
     records = [shipped_folder(name) / "record.json" for name in checkpoints]
     library = (path for path in PACKAGE.rglob("*") if "_checkpoints" not in path.parts)
     shared = [path for path in library if path.suffix in (".py", ".json")]
-    shared += [*(SCRIPTS / "support").glob("*.py"), *SCRIPTS.glob("*/claims.toml")]
+    shared += (SCRIPTS / "support").glob("*.py")
     for path in [root / job.words[0], *records, *sorted(shared)]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes() if path.is_file() else b"")

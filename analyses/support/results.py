@@ -45,7 +45,10 @@ class Results(Comparison):
     @cached_property
     def claims(self) -> list[Claim]:
         """The claims of the papers' tables on these rows."""
-        return state_claims(self.name, [*self.rows, *self.derived], self.untrained_rows)
+        try:
+            return state_claims(self.name, [*self.rows, *self.derived], self.untrained_rows)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.name}: {error}") from error
 
     def more_data(self) -> dict[str, Any]:
         return {name: [row.to_json() for row in getattr(self, name)] for name in MORE if getattr(self, name)}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from analyses.support.claims import SCRIPTS, UNTRAINED, entries_on
+from analyses.support.claims import SCRIPTS, UNTRAINED
 from analyses.support.results import Results
 from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
@@ -92,7 +92,7 @@ class Script:
             comparison = self.measure(args)
             how["wall_time_s"] = round(time.perf_counter() - start, 1)
             how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
-            results = Results.of(comparison, name, self.derived(comparison) if entries_on(name) else ())
+            results = Results.of(comparison, name, self.derived(comparison))
             has_claims = bool(results.claims)
         except (ValueError, OSError) as error:
             print(f"{path.name}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -111,12 +111,12 @@ class Script:
         try:
             with random_weights():
                 without = self.measure(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
-                results = replace(results, untrained_rows=[*without.rows, *self.derived(without)])
-                claims = results.claims
+                controlled = replace(results, untrained_rows=[*without.rows, *self.derived(without)])
+                claims = controlled.claims
         except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
             return results, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
         passed = sum(claim.untrained_verdict == "agrees" == claim.verdict for claim in claims if claim.trained)
-        return results, f"{passed} of {len(claims)} claims hold of untrained models too"
+        return controlled, f"{passed} of {len(claims)} claims hold of untrained models too"
 
 
 def script(*, base: type[ScriptArgs] = ScriptArgs, **options: Any) -> Callable[[Callable[[Any], Comparison]], Script]:

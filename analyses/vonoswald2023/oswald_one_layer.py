@@ -17,6 +17,7 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.analysis.weights.products import read_weight_products, replace_products
+from mechicl.base.settings import settings
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
@@ -45,11 +46,15 @@ DAMPINGS, REPEATS = (0.5, 0.75, 1.0), 50
 def compare(args: Any) -> Comparison:
     """Losses, alignment, weights, paths, shifted prompts and roll-outs."""
     layers = Layers(*regression_checkpoint(args.checkpoint), args.n_prompts)
-    task, products = layers.task, read_weight_products(layers.checkpoint.models[0]).gauge_fixed()
+    task, model = layers.task, layers.checkpoint.models[0]
+    if model.cfg.n_layers > 1 or task != LinearRegression():
+        raise ValueError(f"{args.checkpoint} is not one layer on the task of the paper's figures")
+    products = read_weight_products(model).gauge_fixed()
     names = [f"x{i + 1}" for i in range(task.x_dim)] + [f"y{i + 1}" for i in range(task.y_dim)]
     drawn = viz.weight_products_figure(products, read_weight_products(layers.construction), names)
-    rows = [*layers.losses(), *layers.alignment(), *layers.weights(), *layers.paths(), *layers.shifts()]
-    rows += [*layers.roll_outs(), *(row for name in args.sizes for row in _size_rows(name))]
+    with settings(progress=not args.quiet):
+        rows = [*layers.losses(), *layers.alignment(), *layers.weights(), *layers.paths(), *layers.shifts()]
+        rows += [*layers.roll_outs(), *(row for name in args.sizes for row in _size_rows(name))]
     lead = f"{len(layers.models)} seeds of {args.checkpoint}, measured on {args.n_prompts:,} held-out prompts."
     sections = [Section("Weights", "Products of the first seed's weights, and those of Proposition 1.", drawn)]
     data = {"step_size": layers.step_size}
@@ -154,7 +159,7 @@ class Layers:
             ratio = (descent[50] / descent[1]).item()
             rows += [
                 Row(f"{words}, trained", known, interval(ratios) if ratios.max() < 1 else "diverges", "seeds"),
-                Row(f"{words}, gradient descent", known, ratio if ratio < 1 else "diverges", "2,000 prompts"),
+                Row(f"{words}, gradient descent", known, ratio if ratio < 1 else "diverges", f"{N_REPEATED} prompts"),
             ]
         return rows
 

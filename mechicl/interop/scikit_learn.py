@@ -128,6 +128,8 @@ class SklearnLearner:
     def _run(self, jobs: Iterable[tuple[Any, list[Any]]]) -> Iterator[Answers]:
         from joblib import Parallel, delayed  # comes with scikit-learn
 
+        if self.n_jobs == 1:
+            return (_fit_several(*job) for job in jobs)
         parallel = Parallel(n_jobs=self.n_jobs, return_as="generator")
         return iter(parallel(delayed(_fit_several)(*job) for job in jobs))  # type: ignore[arg-type]
 

@@ -68,7 +68,7 @@ def _losses(kind: "Descent") -> Measured:
     for name, values in references.items():
         settings = ", ".join(f"{key}={value:.3g}" for key, value in kind.references[name].hyperparameters.items())
         rows.append(Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", settings))
-    claims = _claims(kind.cfg.n_layers, kind.cfg.attention, kind.cfg.normalization_type)
+    claims = _claims(kind) if kind.published else {}
     for name, values in references.items():
         ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
         ratio, over = (ratio_interval(errors[0], values), "prompts") if one else (ratio, over)
@@ -91,13 +91,13 @@ def _losses(kind: "Descent") -> Measured:
     return rows, kind.learning(_WORDS["learning"], {f"{name}, tuned": values.mean().item()}, log_x=True), data
 
 
-def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, Callable[[Value], bool]]]:
+def _claims(kind: "Descent") -> dict[str, tuple[str, Callable[[Value], bool]]]:
     """The paper's claims on the loss relative to that of descent, with their checks."""
-    if attention == "softmax":
+    if kind.cfg.attention == "softmax":
         return {"gradient descent": ("above 1; less with two heads (Fig. 12)", lambda ratio: above(ratio, 1))}
-    if norm is not None:
+    if kind.cfg.normalization_type is not None:
         return dict.fromkeys(("gradient descent", "GD++"), ("above 1 (Fig. 14)", lambda ratio: above(ratio, 1)))
-    if n_layers == 1:
+    if kind.cfg.n_layers == 1:
         return {"gradient descent": ("1 (Fig. 2)", lambda ratio: equal(ratio, 1))}
     return {
         "gradient descent": ("below 1 (Figs. 3, 7, 8)", lambda ratio: below(ratio, 1)),
@@ -125,11 +125,12 @@ def _weights(kind: "Descent") -> Measured:
             each = [path.barrier() for path in paths]
             barriers[f"{target}, {path_kind}"] = [barrier.mean for barrier in each]
             over = median_interval(torch.tensor([barrier.mean for barrier in each]))
-            stated = (path_kind, target) == ("rescaled", "tuned member")
+            stated = kind.published and (path_kind, target) == ("rescaled", "tuned member")
             note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
             rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
                             note, near(over, 0) if stated else None, _SOURCE if stated else ""))  # fmt: skip
-    section = Section("From the trained weights to GD++", _WORDS["paths"], viz.connectivity_paths(shown))
+    reached = "gradient descent" if kind.family == "gd" else "GD++"
+    section = Section(f"From the trained weights to {reached}", _WORDS["paths"], viz.connectivity_paths(shown))
     parameters = {name: values.tolist() for name, values in fit.best.parameters.items()}
     return rows, [section], {"parameters": parameters, "barriers": barriers}
 
@@ -138,7 +139,10 @@ def _shifts(kind: "Descent") -> Measured:
     names = list(kind.references)
     learners: dict[str, Learner] = {"trained": kind.models[0], "gradient descent": kind.references[names[0]]}
     learners |= {"GD++": kind.references[names[-1]]} if len(names) > 1 else {}
-    foreign = kind.task.replace(inputs=FOREIGN_INPUTS, input_scale=0.25)
+    foreign = kind.task.replace(
+        inputs=FOREIGN_INPUTS, input_scale=0.25, covariance=None, condition_number=None, eigenvalues=None,
+        eigenbasis="axes",
+    )  # fmt: skip
     settings: tuple[tuple[str, LinearRegression, Scaled], ...] = (
         ("inputs scaled", kind.task, "input_scale"), ("weights scaled", kind.task, "weight_scale"),
         ("foreign inputs", foreign, "input_scale"),
@@ -191,6 +195,12 @@ class Descent(Kind):
     def family(self) -> FamilyName:
         """The constructions that have this architecture."""
         return "gd" if self.cfg.n_layers == 1 else "gd++" if self.cfg.recurrent else "gd++ per layer"
+
+    @property
+    def published(self) -> bool:
+        """True on the task of the paper's figures, of any size."""
+        sizes = {name: getattr(self.task, name) for name in ("x_dim", "n_context")}
+        return self.task == LinearRegression(**sizes)
 
     @cached_property
     def fit(self) -> ConstructionFit | str:

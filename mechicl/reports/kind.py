@@ -277,7 +277,7 @@ FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study, progress=ki
 
 
 def task_as_text(task: Any) -> str:
-    """Describe a task: its size, the distributions of inputs and weights, the noise, and all other settings."""
+    """Describe linear regression by sizes, distributions, noise and all other settings, another task by its `repr`."""
     if not isinstance(task, LinearRegression):
         return repr(task) if dataclasses.is_dataclass(task) else type(task).__name__
     changed = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if getattr(task, f.name) != f.default}

@@ -41,11 +41,11 @@ def _named(name: Any) -> Measure:
         return MEASURES[name]
     try:
         function = pkgutil.resolve_name(name)
+        if not callable(function):
+            raise ValueError(f"{name} is not a function")
     except (ImportError, AttributeError, ValueError) as error:
         own = f"module:function for your own ({error})"
         raise ValueError(f"no measure {name!r}: there are {sorted(MEASURES)}, or {own}") from error
-    if not callable(function):
-        raise ValueError(f"{name} must be a function")
     return function
 
 

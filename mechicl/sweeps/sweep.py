@@ -165,6 +165,7 @@ class _Driver:
         deaths: Counter[str] = Counter()
         while pending:
             again: list[SweepCell] = []
+            bar.set_postfix_str("")
             for cell, outcome in run_cells(pending):
                 if outcome.state == "disk full":
                     raise OSError(FULL_DISK[0], "disk full", outcome.error)

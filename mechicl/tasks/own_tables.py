@@ -89,10 +89,12 @@ class OwnTable(TableTask):
         if table[label].nunique() < 2:
             raise ArgumentError(f"column {label!r} must have two different labels or more, in {len(table)} rows")
         cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
+        if _is_time(table[label]):
+            raise ArgumentError(f"column {label!r} has times ({table[label].dtype}): convert it to numbers")
         classes = not _is_numeric(table[label]) if classes is None else classes
         if classes:
             n_classes = table[label].nunique()
-            if _is_time(table[label]) or n_classes == len(table):
+            if n_classes == len(table):
                 raise ArgumentError(f"column {label!r} ({table[label].dtype}) must have classes, which several rows "
                                     f"share, got {n_classes} values in {len(table)} rows")  # fmt: skip
             codes = torch.tensor(table[label].astype("category").cat.codes.to_numpy("int64"))
@@ -145,7 +147,6 @@ def _is_time(column: Any) -> bool:
 
 
 def _numbers(column: Any) -> Float[Tensor, "row"]:
-
     if _is_numeric(column):
         values = column.to_numpy("float64", na_value=float("nan"))
     elif _is_time(column):

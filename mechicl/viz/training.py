@@ -165,6 +165,8 @@ def training_history(
         loss: title of the loss' panel.
     """
     names = [*([loss] if curve else []), *traced]
+    if not names:
+        raise ValueError("there is nothing to draw: give a curve or traced results")
     steps = {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
     fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
     every = sorted({*curve.get("eval_step", ()), *(step for each in steps.values() for step in each)})

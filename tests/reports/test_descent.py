@@ -188,7 +188,9 @@ def test_a_model_of_one_layer_has_one_reference_in_its_own_architecture():
     assert by_quantity(result.rows)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
     assert set(result.data["parameters"]) == {"step_size"}
     assert "1 layer, each with 2 linear heads" in result.lead
-    (line,) = [t for t in traces(result, "From the trained weights to GD++") if t.name == "tuned member, raw"]
+    (line,) = [
+        t for t in traces(result, "From the trained weights to gradient descent") if t.name == "tuned member, raw"
+    ]
     assert line.y[-1] == pytest.approx(result.data["references"]["gradient descent, 1 step"], rel=1e-9)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}  # the checkpoint is not changed
 
@@ -272,3 +274,14 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
 def test_a_checkpoint_without_a_task_has_no_report(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no usable task"):
         report(save(tmp_path / "bare", [network()], {}), None, tmp_path / "out")
+
+
+@pytest.mark.parametrize("setting", [{"condition_number": 4.0}, {"eigenvalues": (4.0, 1.0)}, {"noise_std": 0.5}])
+def test_other_tasks_than_the_papers_have_shifts_and_no_published_values(setting: dict[str, Any]):
+    task = LinearRegression(x_dim=2, n_context=4, inputs="gaussian", **setting)
+    kind = Descent(made(task, network(n_layers=1)), n_prompts=N, progress=False)
+    comparison = kind.measure(["loss", "weights", "shifts"])
+    assert [section.title for section in comparison.sections][-1] == "Losses out of distribution"
+    assert [row.quantity for row in comparison.rows if row.published is not None] == []
+    of_paper = Descent(made(TASK, network(n_layers=1)), n_prompts=N, progress=False).measure(["loss"])
+    assert [row.published for row in of_paper.rows if row.published is not None] == ["1 (Fig. 2)"]

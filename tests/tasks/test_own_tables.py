@@ -81,7 +81,7 @@ def test_equal_labels_are_centred():
     (FRAME.assign(price=5.0), "price", "two different labels"),
     (FRAME.head(1), "price", "two different labels or more, in 1 rows"),
     (FRAME.assign(name=[f"row {i}" for i in range(30)]), "name", "got 30 values in 30 rows"),
-    (FRAME.assign(when=pd.to_datetime(["2026-01-01", "2026-01-02", "2026-01-03"] * 10)), "when", "must have classes"),
+    (FRAME.assign(when=pd.to_datetime(["2026-01-01", "2026-01-02", "2026-01-03"] * 10)), "when", "'when' has times"),
 ])  # fmt: skip
 def test_a_frame_that_is_no_table_is_refused(frame: object, label: str, words: str):
     with pytest.raises(ValueError, match=words):

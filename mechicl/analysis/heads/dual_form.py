@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.layers.layer_learners import check_layer
+from mechicl.base.annotations import described
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
@@ -80,6 +81,9 @@ def read_dual_form(
     parts = TransformerParts(adapter)
     if parts.norms_after:
         raise ValueError("this model norms the sum of its heads' outputs: no dual form")
+    if isinstance(prompts, Tensor) and (model.cfg.prompt_format != "token_ids" or not prompts.shape[1]):
+        raise ValueError(f"a model of prompt_format={model.cfg.prompt_format!r} reads Prompts, or token ids of one "
+                         f"position or more if it is 'token_ids', got {described(prompts)}")  # fmt: skip
     tokens, known = adapter.encode(prompts), hook_names(model)
     n_pos = tokens.shape[1]
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens

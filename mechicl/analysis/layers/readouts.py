@@ -131,11 +131,13 @@ class Readouts(LayerLearner):
     Attributes:
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
+        shared: True if all points of a layer share one readout.
     """
 
     model: LayeredModel
     weights: Float[Tensor, "layer point d_model y"]
     bias: Float[Tensor, "layer point y"]
+    shared: bool = False
     name: str = "layer"
 
     def __post_init__(self) -> None:
@@ -148,7 +150,7 @@ class Readouts(LayerLearner):
         """Apply the readout of a layer to its stream."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
-        if 1 < fitted < stream.shape[1]:
+        if self.gives_all_points and not self.shared and fitted < stream.shape[1]:
             raise ValueError(f"readouts were fitted for {fitted} points, the prompts have {stream.shape[1]}")
         stream = _normed_at_end(self.model, layer, stream)
         weights, bias = (each[layer, : stream.shape[1]].to(stream) for each in (self.weights, self.bias))
@@ -198,7 +200,7 @@ def fit_readouts(
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     weights, bias = (each[:, None] if shared else each for each in sums.solve())
-    return Readouts(model, weights, bias)
+    return Readouts(model, weights, bias, shared)
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]

@@ -141,7 +141,7 @@ def test_the_models_own_head_is_a_normalised_readout(model, prompts):
     with torch.no_grad():
         head = (model.ln_final.w[:, None] * model.unembed.W_U).expand(3, 1, -1, -1)
         bias = (model.ln_final.b @ model.unembed.W_U + model.unembed.b_U).expand(3, 1, -1)
-        own = Readouts(model, head, bias)
+        own = Readouts(model, head, bias, shared=True)
         torch.testing.assert_close(own.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
 
@@ -346,6 +346,7 @@ def sums(n: int) -> RidgeSums:
     (lambda: sums(3).solve(), "4-fold cross-validation of 3 prompts"),
     (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
     (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
+    (lambda: fit_readouts(MODEL, DRAWN.prefix(0)).trajectory(DRAWN), "fitted for 1 points, the prompts have 5"),
     (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
     (lambda: probe(MODEL, CROSS, DRAWN, DRAWN.prefix(2)), "same number of points"),
     (lambda: probe(MODEL, {"x": lambda p: p.xs[:, 0]}, DRAWN, DRAWN), r"'x' must give \[prompt point quantity"),
