@@ -252,7 +252,7 @@ def test_a_worker_that_is_killed_is_replaced_and_a_cell_whose_process_always_die
     ("options", "named"),
     [({"workers": 0}, "workers must be"), ({"workers": 2, "ray": "auto"}, "give one"), ({"gpus": 1.0}, "gpus="),
      ({"measure": "nonsense"}, "no measure 'nonsense'"), ({"measure": "tests.sweeps.runs:nonsense"}, "no measure"),
-     ({"measure": "tests.sweeps.runs:BASE"}, "must be a function")],
+     ({"measure": "tests.sweeps.runs:BASE"}, "is not a function")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(tmp_path, options, named):
     with pytest.raises(ValueError, match=named):

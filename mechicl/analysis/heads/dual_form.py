@@ -81,9 +81,12 @@ def read_dual_form(
     parts = TransformerParts(adapter)
     if parts.norms_after:
         raise ValueError("this model norms the sum of its heads' outputs: no dual form")
-    if isinstance(prompts, Tensor) and (model.cfg.prompt_format != "token_ids" or not prompts.shape[1]):
-        raise ValueError(f"a model of prompt_format={model.cfg.prompt_format!r} reads Prompts, or token ids of one "
-                         f"position or more if it is 'token_ids', got {described(prompts)}")  # fmt: skip
+    if isinstance(prompts, Tensor) and model.cfg.prompt_format != "token_ids":
+        raise ValueError(
+            f"a model of prompt_format={model.cfg.prompt_format!r} reads Prompts, got {described(prompts)}"
+        )
+    if isinstance(prompts, Tensor) and not prompts.shape[1]:
+        raise ValueError(f"token ids must have one position or more, got {described(prompts)}")
     tokens, known = adapter.encode(prompts), hook_names(model)
     n_pos = tokens.shape[1]
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens

@@ -355,7 +355,7 @@ def score(**options: Any):
     (lambda: read_dual_form(bridge(), IDS), "attention of a HookedTransformer, got TransformerBridge"),
     (lambda: read_dual_form(LINEAR, IDS, 3), "layer must be 0 to 2, got 3"),
     (lambda: read_dual_form(LINEAR, SIX), "takes ids"),
-    (lambda: read_dual_form(LINEAR, IDS[:, :0]), "n_demonstration_tokens must be"),
+    (lambda: read_dual_form(LINEAR, IDS[:, :0]), "token ids must have one position or more"),
     *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]") for bad in (IDS[0], IDS.double())],
     (lambda: read_dual_form(MOMENTUM, SIX), r"got momentum=0\.5"),
     (lambda: read_dual_form(NORMED, IDS), "norms the sum of its heads' outputs"),
