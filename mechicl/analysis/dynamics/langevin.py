@@ -54,8 +54,9 @@ UNCORRECTED = 0.1  # times d^(1/3), at most 1: step size without that rule, as a
 N_TRACE = 100  # stored points of each chain
 LEAST_ACCEPTED, LARGEST_DRIFT, LARGEST_SPREAD, COLD, HOT = 0.3, 0.1, 1.1, 0.8, 1.2
 """Bounds of the diagnostics; drift is a share of the coefficient, or of 1/2 (one regular parameter) if that is more."""
-STACKED_BYTES = 2**23
-"""Memory of the chains that run in one stacked pass: more does not fit into the processor's cache, and is slower."""
+STACKED_BYTES, MOST_STACKED = 2**22, 2**19
+"""Memory of the chains that run in one stacked pass, as more does not fit into the processor's cache and is slower; and
+of a chain that is stacked at all: beyond, the cost of a pass is its arithmetic, and stacks gain nothing."""
 
 
 class SamplingWarning(UserWarning):
@@ -247,7 +248,7 @@ def learning_coefficient(
         modules = [_WithLoss(model, its_loss, tensors) for model in alike]
         used = max(_check_loss(module, batch_size or n) for module in modules)
         at_once = Budget().rows(used * len(parts) * n_chains, at_most=len(modules))
-        width = max(1, int(STACKED_BYTES / used))
+        width = max(1, int(STACKED_BYTES / used)) if used < MOST_STACKED else 1
         masks = torch.stack([_mask(alike[0], part) for part in parts])
         batches += [(modules[i : i + at_once], masks, width) for i in range(0, len(modules), at_once)]
     n_beta = sampler.n_beta or n / math.log(n)
