@@ -68,7 +68,7 @@ def _losses(kind: "Descent") -> Measured:
     for name, values in references.items():
         settings = ", ".join(f"{key}={value:.3g}" for key, value in kind.references[name].hyperparameters.items())
         rows.append(Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", settings))
-    claims = _claims(kind) if kind.published else {}
+    claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
         ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
         ratio, over = (ratio_interval(errors[0], values), "prompts") if one else (ratio, over)
@@ -125,7 +125,7 @@ def _weights(kind: "Descent") -> Measured:
             each = [path.barrier() for path in paths]
             barriers[f"{target}, {path_kind}"] = [barrier.mean for barrier in each]
             over = median_interval(torch.tensor([barrier.mean for barrier in each]))
-            stated = kind.published and (path_kind, target) == ("rescaled", "tuned member")
+            stated = kind.is_papers_task and (path_kind, target) == ("rescaled", "tuned member")
             note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
             rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
                             note, near(over, 0) if stated else None, _SOURCE if stated else ""))  # fmt: skip
@@ -197,7 +197,7 @@ class Descent(Kind):
         return "gd" if self.cfg.n_layers == 1 else "gd++" if self.cfg.recurrent else "gd++ per layer"
 
     @property
-    def published(self) -> bool:
+    def is_papers_task(self) -> bool:
         """True on the task of the paper's figures, of any size."""
         sizes = {name: getattr(self.task, name) for name in ("x_dim", "n_context")}
         return self.task == LinearRegression(**sizes)

@@ -84,19 +84,20 @@ class OwnTable(TableTask):
             raise ArgumentError(f"label must be one of several columns {[*table.columns]}, got {label!r}")
         if twice := [name for name, n in table.columns.value_counts().items() if n > 1]:
             raise ArgumentError(f"names of columns must differ, got several columns {twice[0]!r}")
+        if times := [*table.select_dtypes(["datetime", "datetimetz", "timedelta"]).columns]:
+            kind = table[times[0]].dtype
+            raise ArgumentError(f"column {times[0]!r} has times ({kind}): convert it to numbers, or drop it")
         if n_missing := int(table[label].isna().sum()):
             raise ArgumentError(f"column {label!r} lacks {n_missing} of {len(table)} labels: drop these rows")
-        if table[label].nunique() < 2:
+        n_values = table[label].nunique()
+        if n_values < 2:
             raise ArgumentError(f"column {label!r} must have two different labels or more, in {len(table)} rows")
         cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
-        if _is_time(table[label]):
-            raise ArgumentError(f"column {label!r} has times ({table[label].dtype}): convert it to numbers")
         classes = not _is_numeric(table[label]) if classes is None else classes
         if classes:
-            n_classes = table[label].nunique()
-            if n_classes == len(table):
+            if n_values == len(table):
                 raise ArgumentError(f"column {label!r} ({table[label].dtype}) must have classes, which several rows "
-                                    f"share, got {n_classes} values in {len(table)} rows")  # fmt: skip
+                                    f"share, got {n_values} values in {len(table)} rows")  # fmt: skip
             codes = torch.tensor(table[label].astype("category").cat.codes.to_numpy("int64"))
             ys = torch.nn.functional.one_hot(codes).double()
         elif _is_numeric(table[label]):
@@ -140,17 +141,9 @@ def _is_numeric(column: Any) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def _is_time(column: Any) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
-
-
 def _numbers(column: Any) -> Float[Tensor, "row"]:
     if _is_numeric(column):
         values = column.to_numpy("float64", na_value=float("nan"))
-    elif _is_time(column):
-        raise ArgumentError(f"column {column.name!r} has times ({column.dtype}): convert it to numbers, or drop it")
     else:
         codes = column.astype(str).where(column.notna()).astype("category").cat.codes
         values = codes.astype("float64").where(codes >= 0).to_numpy()
