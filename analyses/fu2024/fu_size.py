@@ -74,7 +74,7 @@ def _of_size(checkpoint: Checkpoint, args: Any) -> dict[str, Row]:
     """The statistics of all seeds of a checkpoint, by their words."""
     matching = LayerMatching(
         checkpoint.task, ("errors",), n_prompts=args.n_prompts, n_fitting=args.n_fitting, seed=args.seed, shared=False,
-        resamples=50, progress=True,
+        resamples=50,
     )  # fmt: skip
     table = {row.quantity: row for row in seed_rows("errors", [matching.of(m) for m in checkpoint.models], checkpoint)}
     unknown = Row("", None, "cannot be determined", note="fewer than 5 layers match a step inside those tried")

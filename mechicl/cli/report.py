@@ -91,6 +91,6 @@ class Report:
         started = time.perf_counter()
         language = load_language_model(self.checkpoint, revision=self.revision, gguf_file=self.gguf_file)
         tasks = None if self.tasks is None else [name.strip() for name in self.tasks.split(",") if name.strip()]
-        with settings(memory=self.memory):
-            path = report_language(language, self.out, tasks=tasks, quick=self.quick, progress=not self.quiet)
+        with settings(memory=self.memory, progress=not self.quiet):
+            path = report_language(language, self.out, tasks=tasks, quick=self.quick)
         print(f"{path} ({time.perf_counter() - started:.0f} s)")

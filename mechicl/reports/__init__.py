@@ -6,6 +6,7 @@ from typing import Any
 
 from mechicl.base.annotations import described
 from mechicl.base.files import check_writable
+from mechicl.base.settings import settings
 from mechicl.checkpoints import Checkpoint, Study, load_checkpoint
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.interop.language_models import is_language_model
@@ -62,7 +63,7 @@ def report(
         seed: for several seeds, the training seed that is studied in detail; by default the one with the lowest
             held-out loss.
         task_index: for a checkpoint that was trained on several tasks, the index of the task; the first by default.
-        progress: show progress bars.
+        progress: show progress bars; by default the setting of that name.
 
     Returns:
         The path of the HTML page.
@@ -93,7 +94,8 @@ def report(
         if given := [option for option, value in options.items() if value is not None]:
             raise ValueError(f"the report on a language model takes task, path and progress, got {', '.join(given)}")
         tasks = (task,) if isinstance(task, str) else task
-        return report_language(model, folder, tasks=tasks, name=name, progress=progress)
+        with settings(progress=settings.progress if progress is None else progress):
+            return report_language(model, folder, tasks=tasks, name=name)
     if not isinstance(model, Study | Checkpoint | Sequence) and not hasattr(model, "predict"):
         raise TypeError(f"model must be a Study, a learner with predict(prompts), a list of them, a Checkpoint, a "
                         f"LanguageModel (load_language_model), or a name or path; got {described(model)}")  # fmt: skip
@@ -104,7 +106,8 @@ def report(
         opened = model
     else:
         opened = Study(model, **options)
-    return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
+    with settings(progress=settings.progress if progress is None else progress):
+        return _kind(opened)(opened, n_prompts=n_prompts).write(folder, name, sections)
 
 
 def _kind(opened: Study) -> type[Kind]:

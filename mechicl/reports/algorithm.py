@@ -52,7 +52,6 @@ class AlgorithmQuestion:
     """
 
     study: Study
-    progress: bool | None = None
     n_prompts: int = N_IDENTIFY
     seed: int = ALGORITHM_SEED
 
@@ -62,7 +61,7 @@ class AlgorithmQuestion:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return identify(self.study.model, self.study.task, also=self.study.compare, n_prompts=self.n_prompts,
-                            seed=self.seed, progress=self.progress)  # fmt: skip
+                            seed=self.seed)  # fmt: skip
 
     @cached_property
     def no_answer(self) -> str:

@@ -38,14 +38,12 @@ SOME = ("query exchanged", "context exchanged", "point exchanged", "context skip
 CAUSES_TITLE = "Does it run the algorithm?"
 
 
-def causal_part(
-    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool | None = None
-) -> Measured:
+def causal_part(checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True) -> Measured:
     """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
     The models read prompts of points. `control` also tests an untrained model and one whose weights are shuffled.
     """
-    tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
+    tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed) for m in checkpoint.models]
     families: dict[str, list[Interchange]] = {}
     for test in tests:
         best = {step_kind(each.hypothesis): each for each in reversed(test.tests)}
@@ -77,14 +75,14 @@ def causal_part(
         ]
     data: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "tests": [_numbers(test) for test in tests]}
     if control:
-        without, more = _controls(checkpoint, task, seed, progress)
+        without, more = _controls(checkpoint, task, seed)
         rows, data = [*rows, *without], {**data, **more}
     return [replace(row, section=CAUSES_TITLE) for row in rows], _sections(tests[0], n_prompts), data
 
 
 def causes(kind: Any) -> Measured:
     """Test the opened model of a report, with controls."""
-    options: dict[str, Any] = {"n_prompts": N_REPORT, "seed": PROMPT_SEED, "progress": kind.progress}
+    options = {"n_prompts": N_REPORT, "seed": PROMPT_SEED}
     rows, sections, data = causal_part(kind.study.opened(), kind.study.task, **options)
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
@@ -144,7 +142,7 @@ def _where(name: str, layer: int) -> str:
     return f"after {count(layer, 'layer')}" if "exchanged" in name else f"from {count(layer, 'layer')} on"
 
 
-def _controls(checkpoint: Models, task: Task, seed: int, progress: bool | None) -> tuple[list[Row], dict[str, Any]]:
+def _controls(checkpoint: Models, task: Task, seed: int) -> tuple[list[Row], dict[str, Any]]:
     """The most that any fitted hypothesis explains of models without an algorithm."""
     model = checkpoint.models[0]
     control = untrained(Checkpoint("control", [model])).models[0]
@@ -152,7 +150,7 @@ def _controls(checkpoint: Models, task: Task, seed: int, progress: bool | None) 
     rows, data = [], {}
     for name, model in models.items():
         try:
-            test = test_hypotheses(model, task, n_prompts=N_CONTROL, seed=seed, progress=progress)
+            test = test_hypotheses(model, task, n_prompts=N_CONTROL, seed=seed)
         except ValueError as error:  # the model diverges
             rows.append(Row(f"{name}: effects explained by the best", None, "cannot be measured", "", str(error)[:160]))
             continue

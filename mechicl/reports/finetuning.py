@@ -50,15 +50,15 @@ def slow_finetuning(checkpoint: Models) -> str:
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 
 
-def finetuning(checkpoint: Models, *, progress: bool | None = None) -> Measured:
+def finetuning(checkpoint: Models) -> Measured:
     """Compare fine-tuning on contexts with reading them, for a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)
     prompts = task.sample(N_PROMPTS + 2, seed=_PROMPT_SEED)
     options: dict[str, Any] = {"learning_rates": _LEARNING_RATES, "epochs": _EPOCHS}
     try:
-        tuning = search_on_prompts(model, prompts[N_PROMPTS:], progress=progress, **options).best
-        measured = compare_on_prompts(model, prompts[:N_PROMPTS], tuning, progress=progress)
+        tuning = search_on_prompts(model, prompts[N_PROMPTS:], **options).best
+        measured = compare_on_prompts(model, prompts[:N_PROMPTS], tuning)
     except FineTuningDivergedError as error:
         return [Row("fine-tuning on contexts", None, "diverged", "", str(error))], [], {"finetuning": None}
     rows, sections, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})

@@ -32,12 +32,10 @@ HEADS_TEXT = """The output of one head at one position is restored on these prom
     others may recover nothing alone."""
 
 
-def model_parts(checkpoint: Models, *, progress: bool | None = None) -> Measured:
+def model_parts(checkpoint: Models) -> Measured:
     """Measure the components of a checkpoint's first model; see `no_model_parts`."""
     prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=HEADS_SEED)
-    rows, sections, data = measure_model_parts(
-        checkpoint.models[0], prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress
-    )
+    rows, sections, data = measure_model_parts(checkpoint.models[0], prompts[:N_PROMPTS], prompts[N_PROMPTS:])
     return rows, sections, {"model_parts": {**data, "seed": HEADS_SEED}}
 
 
@@ -60,20 +58,16 @@ def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[Interven
     return without, [Section("What is lost without each head", ABLATION, drawn)]
 
 
-def restore_stream(
-    model: Any, prompts: Prompts, *, seed: int, progress: bool | None
-) -> tuple[InterventionSweep, Section]:
+def restore_stream(model: Any, prompts: Prompts, *, seed: int) -> tuple[InterventionSweep, Section]:
     """Restore the residual stream at each layer and position where labels were exchanged."""
     form = getattr(model.cfg, "format", None)
-    stream = patch(model, prompts, corrupt(prompts, "labels", seed=seed), "resid_pre", progress=progress)
+    stream = patch(model, prompts, corrupt(prompts, "labels", seed=seed), "resid_pre")
     drawn = viz.patching_grid(stream, labels=form.labels(prompts.n_context) if form else None,
                               title="The stream before each layer restored")  # fmt: skip
     return stream, Section("Where the labels are", STREAM, drawn)
 
 
-def measure_model_parts(
-    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool | None = None
-) -> Measured:
+def measure_model_parts(model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0) -> Measured:
     """Measure rows, sections and numbers on heads, ablation and patching of a model, on two prompts or more.
 
     In large models only the first 8 are patched. On `others` the strongest head is measured again; ablation's means are
@@ -83,9 +77,9 @@ def measure_model_parts(
     patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]
     axes = ("layer", "pos", "head")
     means = Replacement("mean", Prompts.concatenate([prompts, others]))
-    without, ablation = ablate_heads(model, prompts, method=means, progress=progress)
-    stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
-    heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
+    without, ablation = ablate_heads(model, prompts, method=means)
+    stream, streams = restore_stream(model, patched, seed=seed)
+    heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes)
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
     sections = [*ablation, streams, Section("Which heads move them", HEADS_TEXT, drawn)]
 

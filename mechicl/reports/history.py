@@ -36,7 +36,7 @@ def no_history(checkpoint: Models) -> str:
     return "a change needs two snapshots and a curve of finite losses" if few or not whole else ""
 
 
-def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool | None) -> dict[str, Any]:
+def strategies(study: Study, prompts: Prompts | TokenSequences) -> dict[str, Any]:
     """Return the weights of the task's reference learners at the snapshots, as a panel; none without competing ones."""
     try:
         learners = references(study.task)
@@ -44,7 +44,7 @@ def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool |
         return {}
     if len(learners) < 2 or "ols" in learners:  # ridge regression and least squares predict nearly the same
         return {}
-    track = track_strategies(study, learners, prompts, progress=progress)
+    track = track_strategies(study, learners, prompts)
     weights = dict(zip(track.learners, track.weights, strict=True))
     return {"weight in the mixture of strategies": OverTraining(track.steps, weights | {"residual": track.residual})}
 

@@ -17,7 +17,6 @@ from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
-from mechicl.base.settings import settings
 from mechicl.checkpoints import Study
 from mechicl.checkpoints.study import Models
 from mechicl.learners import AlgorithmLearner, squared_errors
@@ -70,11 +69,8 @@ class Kind:
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
-    def __init__(
-        self, study: Models, *, n_prompts: int | None = None, seed: int | None = None, progress: bool | None = None
-    ):
+    def __init__(self, study: Models, *, n_prompts: int | None = None, seed: int | None = None):
         self.study = study if isinstance(study, Study) else Study(study, seed=study.seeds[0])
-        self.progress = progress
         self.n_prompts = n_prompts or self.n_held_out
         self.sections: Sequence[str] | None = None  # those that were requested
         self.seed = self.prompt_seed if seed is None else seed
@@ -134,7 +130,7 @@ class Kind:
     @cached_property
     def question(self) -> AlgorithmQuestion:
         """The algorithm that the opened model behaves like."""
-        return AlgorithmQuestion(self.study, self.progress)
+        return AlgorithmQuestion(self.study)
 
     @property
     def plateau(self) -> float | None:
@@ -144,7 +140,7 @@ class Kind:
     @property
     def traced(self) -> dict[str, Any]:
         """Results over the snapshots of the training, by the title of their panel in the section on the training."""
-        found: dict[str, Any] = {**strategies(self.study, self.held_out[:N_TRACED], self.progress)}
+        found: dict[str, Any] = {**strategies(self.study, self.held_out[:N_TRACED])}
         question, asked = self.question, "algorithm" in (part.name for part in self.chosen(self.sections))
         if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
@@ -156,9 +152,7 @@ class Kind:
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input")
             opened = self.study.opened()  # all seeds take as long as the rest of some reports
-            found["highest score of a head, opened seed"] = score_heads_over_training(
-                opened, names, prompts=prompts, progress=self.progress
-            )
+            found["highest score of a head, opened seed"] = score_heads_over_training(opened, names, prompts=prompts)
         return found
 
     @cached_property
@@ -190,13 +184,12 @@ class Kind:
         return [part for name, part in parts.items() if name in sections]
 
     def measure(self, sections: Sequence[str] | None = None) -> Comparison:
-        """Measure the chosen parts; what runs inside shows progress bars as the report does."""
+        """Measure the chosen parts."""
         self.sections = sections
         comparison = Comparison(self.title, self.lead, [], [], self.data)
         parts = self.chosen(sections)
-        with settings(progress=settings.progress if self.progress is None else self.progress):
-            for part in progress_bar(parts, unit="section", desc=self.study.name):
-                comparison = comparison.with_more(*part.measure(self))
+        for part in progress_bar(parts, unit="section", desc=self.study.name):
+            comparison = comparison.with_more(*part.measure(self))
         return comparison
 
     def write(self, out: Path, name: str, sections: Sequence[str] | None = None) -> Path:
@@ -268,11 +261,11 @@ def _best_known(task: Any) -> str:
 
 ALGORITHM = Part("algorithm", lambda kind: kind.question.part())
 CAUSES = Part("causes", causes, no_causes, slow_causes)
-HEADS = Part("heads", lambda kind: model_parts(kind.study, progress=kind.progress),
+HEADS = Part("heads", lambda kind: model_parts(kind.study),
              lambda kind: no_model_parts(kind.study))  # fmt: skip
 HISTORY = Part("history", lambda kind: history(kind.study, kind.traced, loss=kind.loss, plateau=kind.plateau),
                lambda kind: no_history(kind.study))  # fmt: skip
-FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study, progress=kind.progress),
+FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study),
                   lambda kind: no_finetuning(kind.study), lambda kind: slow_finetuning(kind.study))  # fmt: skip
 
 

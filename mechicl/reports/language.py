@@ -49,7 +49,6 @@ def report_language(
     tasks: Sequence[str] | None = None,
     name: str = "report",
     quick: bool = False,
-    progress: bool | None = None,
 ) -> Path:
     """Study how a language model learns in context, write NAME.html and NAME.json, and return the page's path.
 
@@ -64,12 +63,12 @@ def report_language(
     n_prompts, n_effects, n_random = (16, 16, 6) if quick else (50, 32, 20)
     started = time.perf_counter()
     n_heads = min(N_HEADS, max(1, language.model.cfg.n_layers * language.model.cfg.n_heads // 4))
-    with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
-        scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=_SEED, progress=progress)
+    with progress_bar(total=4, unit="part", desc="report") as bar:
+        scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=_SEED)
         bar.update()
         task = max(scores.tasks, key=lambda each: scores.gain(each).mean)
         vector = function_vectors(
-            language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=_SEED, progress=progress
+            language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=_SEED
         )
         resamples = [
             torch.randint(len(vector.shuffled), (len(vector.shuffled),), generator=torch.Generator().manual_seed(i))
@@ -79,7 +78,7 @@ def report_language(
             lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=n_heads, progress=False
         )
         bar.update()
-        heads = score_heads(language.model, seed=_SEED, progress=progress)
+        heads = score_heads(language.model, seed=_SEED)
         others = heads.mean("induction").clone()  # of the heads that are not in the vector
         others[tuple(torch.tensor(vector.heads).T)] = -1.0
         induction = strongest_heads(others, n_heads)
@@ -92,7 +91,7 @@ def report_language(
         ablations = {
             name: ablate_matched(
                 language.model, prompts, mine, reference=reference, exclude=rivals if enough else (),
-                n_random=n_random, seed=_SEED, progress=progress,
+                n_random=n_random, seed=_SEED,
             )
             for name, (mine, rivals) in kinds.items()
         }  # fmt: skip

@@ -72,13 +72,13 @@ class LayerMatching:
 
     def __init__(
         self, task: Task, similarities: Sequence[Similarity], *, n_prompts: int, n_fitting: int, seed: int,
-        shared: bool, resamples: int, progress: bool | None,
+        shared: bool, resamples: int,
     ):  # fmt: skip
         self.fitting = task.sample(n_fitting, seed=seed)
         self.prompts = task.sample(n_prompts, seed=seed + 1)
         self.queries = task.sample(QUERIES * task.x_dim, seed=seed + 2).query.xs
         self.similarities, self.shared = tuple(similarities), shared
-        self.resamples, self.progress = resamples, progress
+        self.resamples = resamples
         scale = task.sample(N_SCALE, seed=SCALE_SEED)
         learners: dict[str, IterativeLearner] = {
             **reference_families(task),
@@ -91,11 +91,11 @@ class LayerMatching:
 
     def of(self, model: Any) -> MatchedSeed:
         """Match a model's layers with every family."""
-        readouts = fit_readouts(model, self.fitting, progress=self.progress)
+        readouts = fit_readouts(model, self.fitting)
         learners: list[LayerLearner] = [readouts]
         if self.shared and "errors" in self.similarities:
             fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
-            learners.append(fit_readouts(model, fitting, shared=True, progress=self.progress))
+            learners.append(fit_readouts(model, fitting, shared=True))
             learners += [Lens(model)] if getattr(model, "reads_out", False) else []
         trajectory, *others = trajectories(learners, self.prompts)
         errors = LayerErrors.of(trajectory, self.prompts, at="points")

@@ -32,7 +32,6 @@ def match_layers(
     n_prompts: int = N_HELD_OUT,
     n_fitting: int = 4096,
     seed: int = 0,
-    progress: bool | None = None,
 ) -> Measured:
     """Fit readouts, and match every layer of every seed with every family.
 
@@ -49,7 +48,7 @@ def match_layers(
             f"{model.cfg.prompt_format} prompts with {model.cfg.keys} keys"
         )
     matching = LayerMatching(
-        task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=True, progress=progress,
+        task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=True,
         resamples=100 if len(checkpoint.models) == 1 else 20,  # of several models, seeds give the interval
     )  # fmt: skip
     seeds = [matching.of(each) for each in checkpoint.models]
@@ -87,7 +86,7 @@ def match_layers(
 
 def _layers(kind: Kind) -> Measured:
     """Matches of all layers without rows that "nearest family" contains, and matches of an untrained model."""
-    rows, sections, data = match_layers(kind.study, n_prompts=kind.n_prompts, progress=kind.progress)
+    rows, sections, data = match_layers(kind.study, n_prompts=kind.n_prompts)
     rows = [row for row in rows if not row.quantity.endswith(LEFT_OUT)]
     return [*rows, *untrained_rows(kind.study.model, kind.study.task)], sections, data
 

@@ -84,11 +84,9 @@ def _layers(kind: "Own") -> Measured:
     study, task = kind.study, kind.study.task
     study.model.encode(task.sample(2, seed=kind.seed))  # only prompts show what a wrapped module predicts
     if study.model.cfg.one_pass:
-        rows, sections, data = match_layers(
-            study, n_prompts=min(kind.n_prompts, 1024), n_fitting=N_FITTING, progress=kind.progress
-        )
+        rows, sections, data = match_layers(study, n_prompts=min(kind.n_prompts, 1024), n_fitting=N_FITTING)
         return [replace(row, published=None, agrees=None, source="") for row in rows], sections, data
-    readouts = fit_readouts(study.model, task.sample(N_FITTING, seed=kind.seed + 2), progress=kind.progress)
+    readouts = fit_readouts(study.model, task.sample(N_FITTING, seed=kind.seed + 2))
     square = kind.held_out.query.ys.double().square().mean(-1)
     shares = [ratio_interval(layer[0], square) for layer in readouts.errors(kind.held_out).squared_errors]
     drawn = viz.interval_lines("What each layer contains of the answer", "layer", "MSE / E y²",
@@ -112,9 +110,9 @@ def _no_hook(kind: "Own", name: str, keyword: str) -> str:
 
 def _patching(kind: "Own") -> Measured:
     if not no_model_parts(kind.study):  # a transformer of this package: all its components at once
-        return model_parts(kind.study, progress=kind.progress)
+        return model_parts(kind.study)
     prompts = kind.study.task.sample(N_PATCHED, seed=kind.seed + 3)
-    stream, section = restore_stream(kind.study.model, prompts, seed=0, progress=kind.progress)
+    stream, section = restore_stream(kind.study.model, prompts, seed=0)
     return [], [section], {"resid_pre_recovered": stream.recovered().tolist()}
 
 
@@ -122,7 +120,7 @@ def _heads(kind: "Own") -> Measured:
     if not no_model_parts(kind.study):
         return [], [], {}
     prompts = kind.study.task.sample(N_PATCHED, seed=kind.seed + 4)
-    without, sections = ablate_heads(kind.study.model, prompts, progress=kind.progress)
+    without, sections = ablate_heads(kind.study.model, prompts)
     return [], sections, {"mean_ablation_of_heads": without.effect().mean(-1).tolist()}
 
 

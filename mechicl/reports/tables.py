@@ -93,11 +93,10 @@ def _cells(kind: "OfTables") -> Measured:
     model, task = kind.study.model, kind.study.task
     prompts = task.replace(n_context=min(task.n_context, N_ROWS)).whole(1).sample(N_PATCHED, seed=kind.seed + 1)
     exchanged = Prompts(prompts.xs, torch.cat([prompts.ys[:, :-1].roll(1, 0), prompts.ys[:, -1:]], 1))
-    options: dict[str, Any] = {"progress": kind.progress}
     layers = range(model.cfg.n_layers)
     columns = patch(model, prompts, exchanged, "cell_post",
-                    {"layer": layers, "column": range(prompts.x_dim + 1)}, **options)  # fmt: skip
-    query = patch(model, prompts, exchanged, "cell_post", {"layer": layers, "pos": [prompts.n_context]}, **options)
+                    {"layer": layers, "column": range(prompts.x_dim + 1)})  # fmt: skip
+    query = patch(model, prompts, exchanged, "cell_post", {"layer": layers, "pos": [prompts.n_context]})
     rows = [
         Row(f"{RESTORED} {where} after layer {layer}", None, found.recovered_interval(layer, place),
             "tables", share=True)
@@ -109,7 +108,7 @@ def _cells(kind: "OfTables") -> Measured:
         tickvals=list(map(str, range(len(names)))), ticktext=names)  # fmt: skip
     sections = [Section("Where the labels are", _WORDS["cells"], drawn)]
     for component, what in (("col_z", "columns"), ("row_z", "rows")):
-        without = ablate(model, prompts, component, ("layer", "head"), **options)
+        without = ablate(model, prompts, component, ("layer", "head"))
         drawn = viz.patching_grid(without, title=f"Heads between {what} replaced by their means")
         sections.append(Section(f"Which heads between {what} matter?", _WORDS["heads"], drawn))
     return rows, sections, {"cell_post_recovered": columns.recovered().tolist()}
@@ -181,7 +180,7 @@ class OfTables(Kind):
     @cached_property
     def identified(self) -> Identification:
         """Families of estimators, ranked, and the fingerprint."""
-        return identify_on_tables(self.study.model, self.study.task, n_tables=N_IDENTIFY, progress=self.progress)
+        return identify_on_tables(self.study.model, self.study.task, n_tables=N_IDENTIFY)
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Name the family if one is near, and the kind of learner."""

@@ -161,9 +161,8 @@ class Texts(Kind):
     def studies(self) -> dict[str, TaskStudy]:
         """Reading compared with fine-tuning, by task."""
         search = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
-        options: dict[str, Any] = {"search": search, "progress": self.progress}
         opened = self.study.model, topic_tokenizer()
-        return {name: study_task(*opened, texts, seed=TEXTS_SEED, **options) for name, texts in self.texts.items()}
+        return {name: study_task(*opened, texts, seed=TEXTS_SEED, search=search) for name, texts in self.texts.items()}
 
     @cached_property
     def together(self) -> dict[str, FineTuningComparison]:

@@ -106,9 +106,8 @@ def _patching(kind: "Tokens") -> Measured:
 
 def _circuit(kind: "Tokens") -> Measured:
     model, searched, others = kind.study.model, kind.held_out[:N_PATCHED], kind.held_out[N_PATCHED : 4 * N_PATCHED]
-    options: dict[str, Any] = {"at": "positions", "progress": kind.progress}
-    circuit = find_circuit(model, searched, method="mean", tolerance=0.05, **options)
-    circuit = measure_circuit(model, circuit, others if len(others) > 1 else searched, **options)
+    circuit = find_circuit(model, searched, method="mean", tolerance=0.05, at="positions")
+    circuit = measure_circuit(model, circuit, others if len(others) > 1 else searched, at="positions")
     rows = _circuit_rows(circuit, score_heads(model, n_prompts=N_SCORED, seed=kind.seed))
     data = {"circuit": circuit.to_dataframe().to_dict("records")}
     return rows, [Section("The circuit", _WORDS["circuit"], viz.circuit_graph(circuit))], data
@@ -197,7 +196,7 @@ class Tokens(Kind):
         study = self.study
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
-        return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
+        return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed)
 
     @property
     def learned(self) -> tuple[str, str, Fact]:
@@ -223,7 +222,7 @@ class Tokens(Kind):
     @property
     def traced(self) -> dict[str, Any]:
         """The strategies of tasks with reference learners, and the highest scores of heads."""
-        found = strategies(self.study, self.held_out[:N_TRACED], self.progress)
+        found = strategies(self.study, self.held_out[:N_TRACED])
         return found if self.formed is None else {**found, "highest score of a head": self.formed}
 
     def verdict(self, comparison: Comparison) -> Verdict:

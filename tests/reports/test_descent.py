@@ -48,8 +48,8 @@ def descended(prompts: Prompts, steps: list[tuple[float, float]]) -> Tensor:
 
 
 def compare(checkpoint: Checkpoint, n_prompts: int = N, seed: int | None = None) -> Comparison:
-    kind = Descent(checkpoint, n_prompts=n_prompts, seed=seed, progress=False)
-    kind.question = AlgorithmQuestion(kind.study, False, min(n_prompts, 100), seed=0)
+    kind = Descent(checkpoint, n_prompts=n_prompts, seed=seed)
+    kind.question = AlgorithmQuestion(kind.study, min(n_prompts, 100), seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mechicl.reports.descent.N_SHIFTED", 512)
         return kind.measure(["loss", "algorithm", "weights", "shifts"])
@@ -279,9 +279,9 @@ def test_a_checkpoint_without_a_task_has_no_report(tmp_path: Path):
 @pytest.mark.parametrize("setting", [{"condition_number": 4.0}, {"eigenvalues": (4.0, 1.0)}, {"noise_std": 0.5}])
 def test_other_tasks_than_the_papers_have_shifts_and_no_published_values(setting: dict[str, Any]):
     task = LinearRegression(x_dim=2, n_context=4, inputs="gaussian", **setting)
-    kind = Descent(made(task, network(n_layers=1)), n_prompts=N, progress=False)
+    kind = Descent(made(task, network(n_layers=1)), n_prompts=N)
     comparison = kind.measure(["loss", "weights", "shifts"])
     assert [section.title for section in comparison.sections][-1] == "Losses out of distribution"
     assert [row.quantity for row in comparison.rows if row.published is not None] == []
-    of_paper = Descent(made(TASK, network(n_layers=1)), n_prompts=N, progress=False).measure(["loss"])
+    of_paper = Descent(made(TASK, network(n_layers=1)), n_prompts=N).measure(["loss"])
     assert [row.published for row in of_paper.rows if row.published is not None] == ["1 (Fig. 2)"]

@@ -49,7 +49,7 @@ def test_each_change_has_its_step():
 
 
 def test_the_report_draws_the_scores_that_it_has_measured(tmp_path):
-    kind = Tokens(trained(), n_prompts=16, progress=False)
+    kind = Tokens(trained(), n_prompts=16)
     path = kind.write(tmp_path, "report", ["learning", "history"])
     data = json.loads(path.with_suffix(".json").read_text())
     scores = data["history"]["highest score of a head"]
@@ -72,15 +72,15 @@ def test_learning_coefficients_of_the_record_share_the_axis():
 def test_competing_strategies_are_traced():
     checkpoint = load_checkpoint("markov-2l")
     study = Study(checkpoint)
-    (panel,) = strategies(study, study.task.sample(64, seed=0), progress=False).values()
+    (panel,) = strategies(study, study.task.sample(64, seed=0)).values()
     weights = panel.quantities
     assert list(weights) == ["bigram", "unigram", "uniform", "residual"]
     assert weights["uniform"][0].item() > 0.5
     assert weights["bigram"][-1].item() > 0.9
-    assert strategies(trained(), WORDS.sample(8, seed=0), progress=False) == {}
+    assert strategies(trained(), WORDS.sample(8, seed=0)) == {}
     linear = load_checkpoint("lsa-1l")
     study = Study(linear)
-    assert strategies(study, linear.task.sample(8, seed=0), progress=False) == {}
+    assert strategies(study, linear.task.sample(8, seed=0)) == {}
 
 
 @pytest.mark.parametrize(("checkpoint", "why"), [

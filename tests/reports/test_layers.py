@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_an_lstm_is_compared_too(folders):
-    _, _, data = match_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100, progress=False)
+    _, _, data = match_layers(load_checkpoint(folders["lstm"]), n_prompts=30, n_fitting=100)
     assert data["errors"]["Newton"]["layers"] == (0, 1, 2)
     assert len(data["errors"]["Newton"]["mean"][0]) == 23
 
@@ -41,7 +41,7 @@ def test_an_lstm_is_compared_too(folders):
 def of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     models = [HookedTransformer(CFG, seed=seed) for seed in (1, 2)]
     folder = save(tmp_path_factory.mktemp("seeds") / "gpt2-8l", models, made(TASK, seeds=[4, 7]).record)
-    options = {"similarities": ("errors", "weights"), "n_prompts": 20, "n_fitting": 60, "progress": False}
+    options = {"similarities": ("errors", "weights"), "n_prompts": 20, "n_fitting": 60}
     return Comparison("", "", *match_layers(load_checkpoint(folder), **options))
 
 
@@ -63,9 +63,7 @@ def test_rows_are_over_seeds_if_there_are_several(of_two_seeds):
 
 def test_a_ridge_path_in_the_models_place_grows_as_newton_would():
     task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
-    matching = LayerMatching(
-        task, ("errors",), n_prompts=100, n_fitting=8, seed=0, shared=False, resamples=5, progress=False
-    )
+    matching = LayerMatching(task, ("errors",), n_prompts=100, n_fitting=8, seed=0, shared=False, resamples=5)
     rows = {row.quantity.rsplit(": ", 1)[1]: row for row in matching.ridge_path_rows(8)}
     assert rows["Newton, growth of the best step with the layer"].measured == "linear"
     assert rows["gradient descent, growth of the best step with the layer"].measured == "exponential"
@@ -98,7 +96,7 @@ def test_the_verdict_counts_the_layers_of_the_nearest_families():
 def test_another_kind_of_model_is_an_error_that_names_it():
     paired = made(TASK, HookedTransformer(TransformerConfig(x_dim=3, n_context=7, n_layers=2)))
     with pytest.raises(CheckpointError, match="made has paired prompts with context keys"):
-        match_layers(paired, progress=False)
+        match_layers(paired)
 
 
 @pytest.mark.slow

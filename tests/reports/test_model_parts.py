@@ -170,7 +170,7 @@ def test_a_construction_passes_and_its_controls_do_not():
     sizes = {"x_dim": 3, "n_context": 10}
     model = gd_plus_plus(**sizes, steps=2, step_size=(0.2, 0.5), gamma=(0.08, 0.2))  # type: ignore[arg-type]
     checkpoint = Checkpoint("made", [model], {"seeds": [0]}, None)
-    rows, sections, data = causal_part(checkpoint, CAUSES_TASK, n_prompts=32, seed=0, progress=False)
+    rows, sections, data = causal_part(checkpoint, CAUSES_TASK, n_prompts=32, seed=0)
     named = by_quantity(rows)
     assert rows[0].quantity == "effects explained: GD++"
     assert rows[0].ends[1] > 0.99  # its parameters are fitted
@@ -238,7 +238,7 @@ def test_rows_are_means_of_the_comparison():
 def test_a_transformer_gets_its_sections(fields):
     model = checkpoint(initializer_range=0.3, **fields)
     assert no_finetuning(model) == slow_finetuning(model) == ""
-    rows, sections, data = finetuning(model, progress=False)
+    rows, sections, data = finetuning(model)
     assert data["finetuning"]["n_prompts"] == N_TUNED
     assert {row.measured.n for row in rows if isinstance(row.measured, Interval) and row.over == "prompts"} >= {24}
     assert sections
@@ -268,6 +268,6 @@ def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
 def test_a_single_head_has_no_map_of_heads():
     model = HookedTransformer(replace(PAIRED, n_layers=1, n_heads=1), seed=0).eval()
     prompts = TASK.sample(4, seed=0)
-    without, sections = ablate_heads(model, prompts, progress=False)
+    without, sections = ablate_heads(model, prompts)
     assert without.effect().shape == (1, 1, 4)
     assert sections == []

@@ -103,7 +103,7 @@ def test_the_script_compares_published_with_measured(script, folder, tmp_path):
 # ---- the report on a language model, on one with random weights ----
 def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
     language = replace(language, dequantized_from="tiny.Q4_1.gguf")
-    path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True, progress=False)
+    path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True)
     page, saved = path.read_text(encoding="utf-8"), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert "does not learn in context beyond what shuffled labels give, on any of 2 tasks" in page
     assert page.count("<dt>") == 3

@@ -33,7 +33,7 @@ def networks(first: int = 0) -> list[HookedTransformer]:
 @cache
 def compared() -> Comparison:
     """The report's numbers on one seed."""
-    return Tokens(made(WORDS, networks()[0]), n_prompts=N, progress=False).measure()
+    return Tokens(made(WORDS, networks()[0]), n_prompts=N).measure()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_the_loss_is_compared_with_that_of_guessing(factor, headline):
     model = induction(d_vocab=8, n_ctx=12, seed=0)
     with torch.no_grad():
         model.unembed.W_U.mul_(factor)
-    kind = Tokens(made(task, model), n_prompts=N, progress=False)
+    kind = Tokens(made(task, model), n_prompts=N)
     found, words, _ = kind.learned
     assert found == headline
     assert words.startswith(f"{headline}. Its cross entropy is " if headline else "It has learned the task: its cross ")
@@ -152,7 +152,7 @@ def patching_grid(result: Comparison) -> torch.Tensor:
 def test_a_planted_circuit_is_found_where_it_is():
     task = WORDS.replace(d_vocab=8, min_period=4)
     model = induction(d_vocab=8, n_ctx=12, n_heads=2, induction_head=1, seed=0)
-    kind = Tokens(made(task, model), n_prompts=N, progress=False)
+    kind = Tokens(made(task, model), n_prompts=N)
     result = kind.measure()
     rows = by_quantity(result.rows)
     assert rows[NODES].measured == "head 0.0, head 1.1"
@@ -210,7 +210,7 @@ def test_head_outputs_are_restored_where_periods_are_the_same():
 
 def test_one_layer_composes_with_nothing():
     model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
-    result = Tokens(made(WORDS, model), n_prompts=N, progress=False).measure()
+    result = Tokens(made(WORDS, model), n_prompts=N).measure()
     titles = [section.title for section in result.sections]
     assert titles == ["What the heads do", "Where the earlier occurrence is seen", "The circuit"]
 

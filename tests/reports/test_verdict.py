@@ -25,7 +25,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.heads import ABLATED, RESTORED, heads_as_text
-from mechicl.reports.kind import Kind, Part, task_as_text
+from mechicl.reports.kind import Part, task_as_text
 from mechicl.reports.own import Own
 from mechicl.reports.verdict import (
     agreement_with_papers,
@@ -178,13 +178,13 @@ def test_a_model_that_becomes_gradient_descent_has_its_step():
     stacks = [stack_models([model]) for model in models]
     kept = Snapshots((0, 100, 200), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
     checkpoint = made(TASK, models[-1], seeds=[0])
-    question = AlgorithmQuestion(Study(type(checkpoint)("made", checkpoint.models, checkpoint.record, kept)), False, N)
+    question = AlgorithmQuestion(Study(type(checkpoint)("made", checkpoint.models, checkpoint.record, kept)), N)
     verdict = question.verdict(Comparison("", "", []))
     assert verdict.numbers["since_step"] == 100
     _, distances = question.over_training or ((), torch.empty(0))
     expected = [((size - 0.8) / size) ** 2 for size in sizes]  # predictions are proportional to the step size
     assert distances[:, 0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-9)
-    without = AlgorithmQuestion(Study(models[-1], TASK), False, N).verdict(Comparison("", "", []))
+    without = AlgorithmQuestion(Study(models[-1], TASK), N).verdict(Comparison("", "", []))
     assert "Since when?" not in without.sentences
     assert "no snapshots were saved" in without.sentences["What was not tested?"]
 
@@ -435,7 +435,7 @@ class Scaled:
     (algorithms.ols, 0.9, ""),
 ])  # fmt: skip
 def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(algorithm, factor, headline):
-    kind = Own(Study(Scaled(algorithm, factor), TASK), n_prompts=512, progress=False)
+    kind = Own(Study(Scaled(algorithm, factor), TASK), n_prompts=512)
     assert kind.learned[0] == headline
     predicted, ys = factor * algorithm(kind.held_out).query()[-1], kind.held_out.query.ys
     share = ((predicted - ys).square().mean() / ys.square().mean()).item()
@@ -445,10 +445,11 @@ def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(alg
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_what_a_report_runs_shows_progress_bars_if_the_report_does(progress: bool):
-    class Noted(Kind):
-        parts = (Part("bars", lambda kind: ([], [], {"shown": settings.progress})),)
-
-    learner = AlgorithmLearner(algorithms.averaging)
-    report = Noted(Study(learner, LinearRegression(x_dim=2, n_context=4)), progress=progress)
-    assert report.measure().data["shown"] == progress
+def test_what_a_report_runs_shows_progress_bars_if_the_report_does(
+    progress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shown = []
+    monkeypatch.setattr(Own, "parts", (Part("bars", lambda kind: shown.append(settings.progress) or ([], [], {})),))
+    mechicl.report(AlgorithmLearner(algorithms.averaging), TASK, tmp_path, n_prompts=8, progress=progress)
+    assert shown == [progress]
+    assert settings.progress
