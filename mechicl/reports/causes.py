@@ -82,8 +82,7 @@ def causal_part(checkpoint: Models, task: Task, *, n_prompts: int, seed: int, co
 
 def causes(kind: Any) -> Measured:
     """Test the opened model of a report, with controls."""
-    options = {"n_prompts": N_REPORT, "seed": PROMPT_SEED}
-    rows, sections, data = causal_part(kind.study.opened(), kind.study.task, **options)
+    rows, sections, data = causal_part(kind.study.opened(), kind.study.task, n_prompts=N_REPORT, seed=PROMPT_SEED)
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
 
