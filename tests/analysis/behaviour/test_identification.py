@@ -493,6 +493,24 @@ def test_momentum_is_that_of_the_algorithm_step_by_step():
         torch.testing.assert_close(learner.predict(prompts), expected, atol=1e-12, rtol=1e-12)
 
 
+def test_a_family_that_contains_another_must_come_twice_as_near():
+    ridge, descent = run(algorithms.ridge, penalty=0.3), run(algorithms.gradient_descent, steps=[2], step_size=0.2)
+
+    class Mixed:
+        def predict_prefixes(self, prompts: Prompts) -> torch.Tensor:
+            return 0.98 * ridge.predict_prefixes(prompts) + 0.02 * descent.predict_prefixes(prompts)
+
+        def predict(self, prompts: Prompts) -> torch.Tensor:
+            return self.predict_prefixes(prompts)[:, -1]
+
+    found = identify(Mixed(), TASK, **QUICK)
+    distance = {match.name: match.changed_distances.mean().item() for match in found.matches}
+    assert distance["ridge"] > 1e-6
+    assert distance["recursive least squares"] > distance["ridge"] / 2
+    (excluded,) = (match.excluded for match in found.matches if match.name == "recursive least squares")
+    assert excluded == "it is not much nearer than ridge, which it contains"
+
+
 @pytest.mark.parametrize(("matrix", "constant"), [(MATRIX, False), (AFFINE, True)])
 def test_descent_on_features_is_a_plain_loop(matrix, constant):
     prompts = DOUBLE.sample(5, seed=1, dtype=torch.float64)

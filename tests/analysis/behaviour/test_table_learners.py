@@ -71,6 +71,22 @@ def test_runs_of_chance_are_not_a_distance(monkeypatch: pytest.MonkeyPatch):
     assert distances["forest"] < 0.5 * distances["forest of one seed"]
 
 
+def test_what_runs_of_chance_differ_by_is_taken_off(monkeypatch: pytest.MonkeyPatch):
+    forests = TableFamily("forest", lambda: RandomForestRegressor(5), random=True)
+    monkeypatch.setattr(table_learners, "table_families", lambda classes: [forests])
+    learner = from_sklearn(KNeighborsRegressor(4))
+    (found,) = identify_on_tables(learner, NUMBERS, n_tables=30, n_queries=8, seed=3, progress=False).matches
+    tables = NUMBERS.replace(missing=0.0, n_queries=8).sample_tables(30, seed=4)
+    prompts = tables.to(torch.float64).prompts()
+    of_neighbours = learner.predict(prompts).numpy().reshape(30, 8)
+    runs = [from_sklearn(RandomForestRegressor(5), seed=1001 + run).predict(prompts) for run in range(4)]
+    of_runs = np.stack([run.numpy().reshape(30, 8) for run in runs])
+    excess = (of_runs.mean(0) - of_neighbours) ** 2 - 1.25 * of_runs.var(0, ddof=1)
+    means = tables.ys[:, :20, 0].double().numpy().mean(1, keepdims=True)
+    sizes = (of_neighbours - means) ** 2
+    np.testing.assert_allclose(found.changed_distances.mean(), excess.mean() / sizes.mean(), rtol=1e-6)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="families must be some of"):
         identify_on_tables(from_sklearn(Ridge()), NUMBERS, families=("rigde",))

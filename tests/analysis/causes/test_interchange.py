@@ -64,6 +64,7 @@ def test_models_that_predict_the_same_by_other_means_are_distinguished(model):
     alone = interchange(model, Hypothesis(QueryDescent(3, step_size=STEP_SIZE)), prompts, sources, progress=False)
     assert alone.r2[0].mean > 0.999  # the same predictions
     assert alone.cells[alone.weakest].intervention == "context frozen"
+    assert alone.untried == ()
     assert alone.effects.mean < 0.95
     others = [NewtonSteps(5), RidgePath((1.0, 0.1, 0.01))]
     schedules = [((0, 0), (1, 3), (2, 5), (3, 7)), ()]

@@ -1,5 +1,6 @@
 """Attribution against patching, finite differences and TransformerLens; bridges against plain models."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():
     assert correlate_effects(made(estimate), made(real)).n == 3
     estimate[2, 0] = math.nan
     assert math.isnan(correlate_effects(made(estimate), made(real)).mean)
+    others = dataclasses.replace(made(real), indices=(tuple(range(1, 7)),))
+    with pytest.raises(ValueError, match="sweeps must have the same cells"):
+        correlate_effects(made(estimate), others)
 
 
 def test_no_grad_memory_and_progress_change_nothing():
