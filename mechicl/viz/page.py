@@ -47,8 +47,8 @@ class Section:
 
 
 def text(words: object) -> str:
-    """Return anything as escaped text."""
-    return html.escape(str(words))
+    """Return anything as escaped text, with each interval on one line."""
+    return html.escape(str(words)).replace(" ± ", "\u00a0±\u00a0")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
