@@ -26,7 +26,7 @@ WITHOUT = "loss without what the first layer writes at inputs' tokens, over the 
 def _losses(kind: "Copying") -> Measured:
     study, errors = kind.study, kind.squared_errors
     rows = [
-        Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")
+        Row(f"squared error (MSE), seed {seed}", None, interval(each), "prompts", "" if i else "the opened seed")
         for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
     ]
     tuned = tuned_descent(study.task.sample(_N_TUNING, seed=kind.seed + 1, dtype=torch.float64), 1)
@@ -35,7 +35,7 @@ def _losses(kind: "Copying") -> Measured:
     claim = "about 1 (Fig. 5)" if study.task == LinearRegression() and study.model.cfg.n_layers == 2 else None
     rows.append(Row("loss over that of one tuned step of gradient descent", claim, ratio, "prompts", "the opened seed",
                     equal(ratio, 1), _SOURCE))  # fmt: skip
-    words = "Half-MSE of each seed on held-out prompts."
+    words = "Squared error of each seed on held-out prompts."
     drawn = kind.learning(words, {"gradient descent, one tuned step": reference.mean().item()})
     return rows, drawn, {"mse": errors.mean(-1).tolist()}
 

@@ -154,7 +154,10 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path):
     opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss
     for model, mse in zip(opened.models, data["mse"], strict=True):
         assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
-    assert [row["quantity"] for row in data["table"][:2]] == ["half-MSE, seed 1", "half-MSE, seed 0"]
+    assert [row["quantity"] for row in data["table"][:2]] == [
+        "squared error (MSE), seed 1",
+        "squared error (MSE), seed 0",
+    ]
     assert data["table"][0]["measured"]["mean"] == pytest.approx(data["mse"][0] / 2)
     assert data["verdict"]["seed"] == 1
     assert {row["quantity"] for row in data["table"]} >= {"input to target score", "target to input score"}
