@@ -28,8 +28,8 @@ _WORDS = {
     "which is chosen by cross-validation, and read standardized columns.",
     "learner": "Each family of estimators is fitted to the learner's predictions on 8 tables, and compared on others. "
     "Distances are squared differences of predictions over their squared distance from the mean label.",
-    "kind": "Left: how far predictions change where they should not if it had the property. Right: how much the label "
-    "of one row changes a prediction, by the row's distance from the row to predict.",
+    "kind": "The first panel: how far predictions change where they should not if it had the property. The second: how "
+    "much the label of one row changes a prediction, by the row's distance from the row to predict.",
     "cells": "The context's labels are exchanged between tables, and the right ones restored in one column of the "
     "stream after each layer, or in the row to predict. Cells are the share of the loss that this recovers. "
     f"Tables have at most {N_ROWS} rows here.",
@@ -77,7 +77,7 @@ def _learner(kind: "OfTables") -> Measured:
     rows += [Row(f"violation: {name}", None, prints.violation(name), "tables") for name in prints.violations]
     sections = [
         Section("Which family of estimators?", _WORDS["learner"], viz.plot(found, title="Distances of families")),
-        Section("What kind of learner?", _WORDS["kind"], viz.plot(prints)),
+        Section("What kind of learner?", _WORDS["kind"], viz.plot(prints, title="Properties")),
     ]
     return rows, sections, {"families": found.to_dataframe().to_dict("records")}
 

@@ -40,7 +40,7 @@ from mechicl.viz.behaviour import score_bars
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32
 KIND = 0.3  # least share of its attention by which a head is of a kind
-RIGHT = "share of tokens that can be predicted that are"
+RIGHT = "share of predictable tokens that are predicted"
 NODES, FAITHFUL = "heads of the circuit", "faithfulness of the circuit"
 _WORDS = {
     "learner": """Kullback-Leibler divergence of each reference learner's next-token probabilities from the network's,
@@ -67,7 +67,7 @@ def _learning(kind: "Tokens") -> Measured:
     losses, right = zip(*(_losses(model, kind.held_out) for model in kind.study.models), strict=True)
     over = "seeds" if len(losses) > 1 else ""
     rows = [
-        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
+        Row("cross entropy of predictable tokens (nats)", None, _over_seeds(torch.stack(losses)), over),
         Row(RIGHT, None, _over_seeds(torch.stack(right)), over, share=True),
     ]
     return [replace(row, section=TITLE) for row in rows], [], {}
@@ -271,6 +271,9 @@ class Tokens(Kind):
             verb = "confirms" if rows[FAITHFUL].ends[0] > 0.5 else "does not confirm"
             kept = f"of the loss's improvement by all heads remains with only {rows[NODES]}: ablation {verb} the scores"
             facts.append((str(rows[FAITHFUL]), kept))
+        elif nearest:
+            facts.append((f"{rows[_divergence(nearest)].ends[1]:.2g} nats", f"a token from the predictions of the "
+                          f"{nearest} learner, the nearest of {len(references(study.task))}"))  # fmt: skip
         numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
         return Verdict(headline, sentences, picture, numbers, facts)

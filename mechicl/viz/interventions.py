@@ -213,8 +213,7 @@ def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Lit
 
 
 def _effect(value: float) -> str:
-    size = abs(value)
-    return f"{value:.0f}" if size >= 100 or not size else f"{value:.2g}" if size >= 1e-4 else f"{value:.0e}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}" if abs(value) >= 1e-4 else "0"
 
 
 def _score(value: float) -> str:
