@@ -70,14 +70,16 @@ class Copying(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether the first layer copies targets next to the usual sentences."""
         rows = {row.quantity: row for row in comparison.rows if row.quantity in (AFTER, BEFORE, WITHOUT)}
-        words = self.no_weights
-        if rows:
-            after, before, without = (rows[name].ends[1] for name in (AFTER, BEFORE, WITHOUT))
-            copies = rows[AFTER].verdict == "agrees"
-            words = (
-                f"Its first layer {'copies' if copies else 'does not copy'} targets onto their inputs' tokens: the "
-                f"relative error of a linear readout is {percent(after)} after the layer and {percent(before)} before. "
-                + (f"Without the copies the squared error is {without:.2g} times as large. " if copies else "")
-                + words
-            )
-        return self.question.verdict(comparison, words)
+        if not rows:
+            return self.question.verdict(comparison, self.no_weights)
+        after, before, without = (rows[name].ends[1] for name in (AFTER, BEFORE, WITHOUT))
+        copies = rows[AFTER].verdict == "agrees"
+        found = f"Its first layer {'copies' if copies else 'does not copy'} targets onto their inputs' tokens"
+        words = (
+            f"{found}: the relative error of a linear readout is {percent(after)} after the layer and "
+            f"{percent(before)} before. "
+            + (f"Without the copies the squared error is {without:.2g} times as large. " if copies else "")
+            + self.no_weights
+        )
+        made = self.question.verdict(comparison, words)
+        return replace(made, kind=f"{made.kind} {found}.".lstrip())

@@ -30,6 +30,7 @@ from mechicl.reports.rows import (
     Row,
     Value,
     above,
+    as_text,
     below,
     equal,
     near,
@@ -128,7 +129,7 @@ def _weights(kind: "Descent") -> Measured:
             barriers[f"{target}, {path_kind}"] = [barrier.mean for barrier in each]
             over = median_interval(torch.tensor([barrier.mean for barrier in each]))
             stated = kind.is_papers_task and (path_kind, target) == ("rescaled", "tuned member")
-            note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
+            note = f"largest {as_text(max(each, key=lambda barrier: barrier.mean))} over prompts; relative to the loss"
             rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
                             note, near(over, 0) if stated else None, _SOURCE if stated else ""))  # fmt: skip
     reached = "gradient descent" if kind.family == "gd" else "GD++"

@@ -185,7 +185,7 @@ class OfTables(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Name the family if one is near, and the kind of learner."""
         found = self.identified
-        answer: Answer = which_algorithm(found, nouns=("family", "families"))
+        answer: Answer = which_algorithm(found, nouns=("family of estimators", "families of estimators"))
         picture = verdict_figure(found, answer.match, answer.rivals, near=NEAR, zero="the mean label")
         picture.update_layout(title_text="Left unexplained by the nearest families")
         picture.update_traces(name="other families", selector={"name": "other algorithms"})

@@ -263,7 +263,7 @@ class Tokens(Kind):
         sentences |= {NOT_TESTED: " ".join(gaps)} if gaps else {}
         lines = {"highest of any head": [values[2] for values in best.values()],
                  "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
-        names = [f"{_task_of_head(score)}: head {at[0]}.{at[1]}" for score, at in best.items()]
+        names = [f"{_task_of_head(score)}: head\u00a0{at[0]}.{at[1]}" for score, at in best.items()]
         picture = score_bars("What the heads attend to", "share of attention", names, lines)
         facts = [(f"{induction:.0%}", f"of {name}'s attention goes to the token after an earlier occurrence of the "
                   f"current one; {chance:.0%} if attention were uniform")]  # fmt: skip
@@ -276,6 +276,9 @@ class Tokens(Kind):
                           f"{nearest} learner, the nearest of {len(references(study.task))}"))  # fmt: skip
         numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
+        if nearest:
+            does = f"{name} does" if has_induction else "no head does"
+            headline = f"It predicts most like the {nearest} learner; {does} induction"
         return Verdict(headline, sentences, picture, numbers, facts)
 
 

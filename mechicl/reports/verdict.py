@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import contains, count, is_for_scale, phrase
+from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
 from mechicl.analysis.behaviour.families import NONE, FamilyMatch
 from mechicl.reports.published import authors_and_year, read_sources
@@ -169,7 +169,9 @@ def which_algorithm(
     sure = f"{identified.confidence:.0%}" if identified.calibrated else ""
     is_named = identified.answer.name != NONE
     tie = _listed(rivals) if rivals else ""
-    tie = tie and f", tied with {tie if len(tie) <= MOST_LETTERS else count(len(rivals), 'other')}"
+    if len(tie) > MOST_LETTERS:
+        tie = f"{len(rivals)} others" if rivals[1:] else "another"
+    tie = tie and f", tied with {tie}"
     if nearness == "like":
         headline = f"It {'behaves' if is_named else 'predicts much'} like {name}{tie}"
         headline += "" if is_named else ", but is not a copy of it"

@@ -173,7 +173,7 @@ function fitted(figure, room, first) {
     const total = widths.reduce((a, b) => a + b), one = Math.max(...widths);
     const needed = total < width ? 1 : Math.ceil(entries.length / Math.max(1, Math.floor(width / one)));
     layout.legend = { ...layout.legend, orientation: "h", x: -side / across, xanchor: "left", y: -(bottom + 6) / plot, yanchor: "top" };
-    bottom += 14 + needed * 20 * Math.max(...entries.map((trace) => numberOfLines(trace.name)));
+    bottom += (first ? 6 : 14) + needed * 20 * Math.max(...entries.map((trace) => numberOfLines(trace.name)));
   }
   layout.margin = { l: side, r: 8 + second, t: top, b: bottom + 6 };
   layout.height = top + plot + bottom + 6;
