@@ -262,7 +262,7 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
     task = draw.literal(vector.task.replace("_", " "))
     values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
     bound = float(values.abs().max()) or 1.0
-    effects = f"Effect of each head on the answer's probability,<br>{task} (darkest: {100 * bound:.1f} points)"
+    effects = f"Effect of each head, {task}<br>(darkest: {100 * bound:.0f} points of probability)"
     names = ["Accuracy by number of demonstrations", draw.Markup(effects)]
     fig = draw.panels("", names, horizontal_spacing=0.16)
     labels = [f"{label} labels" for label in scores.labels]
@@ -294,6 +294,7 @@ def few_shot_curves(scores: FewShotScores, task: str | None = None) -> go.Figure
     }
     title = scores.tasks[t].replace("_", " ")
     fig = draw.interval_lines(title, "demonstrations", "accuracy", list(scores.shots), curves)
+    fig.update_xaxes(tickvals=list(scores.shots))
     return fig.update_yaxes(range=[-0.02, 1.02], tickformat=PERCENT)
 
 
