@@ -233,7 +233,7 @@ class Descent(Kind):
     def weights_as_text(self) -> str:
         """Compare the opened seed with the member of the family nearest to its weights."""
         if isinstance(self.fit, str):
-            return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs prevent it."
+            return "Its weights cannot be read as an algorithm: no construction has layers of this kind."
         names = {
             "gd": "step of gradient descent",
             "gd++": "GD++",

@@ -109,7 +109,7 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
             tail, head = (rows[end] for end in ARROWS[cell.intervention])
             fig.add_annotation(
                 x=cell.to_layer, y=head, ax=cell.layer, ay=tail, xref="x", yref="y", axref="x", ayref="y", text="",
-                showarrow=True, arrowhead=2, arrowsize=0.6, arrowwidth=1 + 5 * min(1.0, math.sqrt(moved)),
+                showarrow=True, arrowhead=2, arrowsize=0.6, arrowwidth=1 + 3 * min(1.0, math.sqrt(moved)),
                 arrowcolor=color, standoff=19, startstandoff=19, opacity=0.8,
             )  # fmt: skip
             x, y = (cell.layer + cell.to_layer) / 2, (tail + head) / 2  # right of the arrow, or above it and the discs

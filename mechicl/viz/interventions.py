@@ -69,7 +69,7 @@ def patching_grid(
     ).reshape(values.shape)
     heading = title or draw.Markup(f"{draw.literal(sweep.what[:1].upper() + sweep.what[1:])}: {quantity}")
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
-    ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~g"}
+    ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~r"}
     bar = draw.color_bar(draw.Markup(quantity.replace(" of ", " of<br>")), **ticks)
     style: dict[str, Any] = {**draw.signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": bar}
 
@@ -196,7 +196,7 @@ def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Lit
     numbered = len(later) <= NUMBERED_HEADS
     reads = READERS[kind]
     fig = draw.figure(f"Composition with {reads} of later heads", "reads: layer.head", "writes: layer.head")
-    ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~g"}
+    ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~r"}
     draw.add_heatmap(
         fig, z, later, earlier, f"head %{{y}} to {reads} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1, hoverongaps=False,
         zmin=-bound if signed else 0, zmax=bound, colorscale=draw.SIGNED if signed else draw.SHARES,
