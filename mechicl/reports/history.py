@@ -70,11 +70,8 @@ def history(checkpoint: Models, traced: Mapping[str, Any], *, loss: str, plateau
                 rows.append(_row(name.replace("_", " "), find_transitions(result.steps, (values - values[-1]).abs())))
     drawn = viz.training_history(curve, traced, transitions=falls, loss=loss)
     data = {title: {name: values.tolist() for name, values in each.samples().items()} for title, each in traced.items()}
-    return (
-        rows,
-        [Section(TITLE, ABOUT + STRATEGIES * (MIXTURE in traced), drawn)],
-        {"history": {"transitions": falls.steps.tolist(), **data}},
-    )
+    section = Section(TITLE, ABOUT + STRATEGIES * (MIXTURE in traced), drawn)
+    return rows, [section], {"history": {"transitions": falls.steps.tolist(), **data}}
 
 
 def _row(name: str, changes: Transitions) -> Row:

@@ -177,9 +177,8 @@ def over_models(
 def as_text(value: Interval | float) -> str:
     """Format a number or interval to the known digits; name differences that are only rounding: "1 (to rounding)"."""
     if not isinstance(value, Interval):
-        if abs(value) >= 1000:
-            return f"{value:,.0f}"
-        return "rounding" if 0 < abs(value) < ROW_ROUNDING / 1000 else f"{value:.4g}"
+        large = abs(value) >= 1000
+        return "rounding" if 0 < abs(value) < ROW_ROUNDING / 1000 else f"{value:,.0f}" if large else f"{value:.4g}"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return f"{value.mean:.4g}"  # of one sample
     whole = round(value.mean)

@@ -277,8 +277,8 @@ class Tokens(Kind):
         numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
         if nearest:
-            does = f"{name} does" if has_induction else "no head does"
-            headline = f"It predicts most like the {nearest} learner; {does} induction"
+            does = name if has_induction else "no head"
+            headline = f"It predicts most like the {nearest} learner; {does} does induction"
         return Verdict(headline, sentences, picture, numbers, facts)
 
 

@@ -174,17 +174,12 @@ def draw(figures: Sequence[tuple[go.Figure, Paper]], kind: str) -> list[bytes]:
 
 
 def still_svgs(figures: Sequence[go.Figure], n_opening: int = 0) -> list[str]:
-    """Return SVGs of figures as a page shows them; empty strings if kaleido or the browser is missing.
-
-    The first `n_opening` have the width of the first screen's picture.
-    """
+    """Return SVGs as a page shows them, the first `n_opening` narrower; empty ones without kaleido or a browser."""
     jobs: list[tuple[go.Figure, dict[str, Any]]] = []
     for i, figure in enumerate(figures):
         layout: Any = figure.layout
-        sizes = {
-            "width": layout.width or (OPENING_WIDTH if i < n_opening else PAGE_WIDTH),
-            "height": layout.height or NATURAL_HEIGHT,
-        }
+        width = layout.width or (OPENING_WIDTH if i < n_opening else PAGE_WIDTH)
+        sizes = {"width": width, "height": layout.height or NATURAL_HEIGHT}
         jobs.append((figure, {"format": "svg", **sizes}))
     try:
         return [image.decode() for image in _draw_all(jobs)] if jobs else []

@@ -174,10 +174,8 @@ def training_history(
     fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
     every = sorted({*curve.get("eval_step", ()), *(step for each in steps.values() for step in each)})
     places = dict(zip(every, draw.on_log_axis(every), strict=True))
-    lines = {
-        name: {key.replace("_", " "): values for key, values in result.samples().items() if values.ndim == 2}
-        for name, result in traced.items()
-    }
+    samples = {name: result.samples().items() for name, result in traced.items()}
+    lines = {name: {key.replace("_", " "): v for key, v in each if v.ndim == 2} for name, each in samples.items()}
     keys = list(dict.fromkeys(key for each in lines.values() for key in each))
     colors = dict(zip(keys, draw.colors_for(keys), strict=True))  # a colour means the same in all panels
     for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
