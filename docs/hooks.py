@@ -130,7 +130,22 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         page.meta["hide"] = ["navigation", "toc"]
     elif page.parent is None:
         page.meta["hide"] = ["navigation"]
+    markdown = re.sub(r"^\|.*", lambda row: row[0].replace(" ± ", "\u00a0±\u00a0"), markdown, flags=re.MULTILINE)
     return re.sub(rf"{CARDS}(.*) -->", lambda match: cards(match[1].split()), markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark drawings with heatmaps, whose colours are not inverted in the dark, and break module names at dots."""
+
+    def marked(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), match[1]))
+        file = files.get_file_from_path(path)
+        return (
+            match[0].replace("<img", '<img class="heatmap"') if file and b"<image" in file.content_bytes else match[0]
+        )
+
+    html = re.sub(r"(<h1[^>]*>)([\w.]+)", lambda match: match[1] + match[2].replace(".", ".<wbr>"), html)
+    return re.sub(r'<img\b[^>]*\bsrc="([^":]+\.svg)"[^>]*>', marked, html)
 
 
 def cards(names: list[str]) -> str:

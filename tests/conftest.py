@@ -131,7 +131,7 @@ def browser() -> Iterator[Browser]:
 def no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without SVGs of their figures, which take a browser seconds; `tests/viz/test_page.py` tests them."""
     if "mechicl.viz.page" in sys.modules:
-        monkeypatch.setattr("mechicl.viz.page.still_svgs", lambda figures: [""] * len(figures))
+        monkeypatch.setattr("mechicl.viz.page.still_svgs", lambda figures, _: [""] * len(figures))
 
 
 @pytest.fixture(scope="session")

@@ -210,11 +210,19 @@ _LOOK = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot, nu
         .map((point) => new DOMPoint(point.x, point.y).matrixTransform(matrix))
         .some((p) => legend.some((r) => p.x > r.left && p.x < r.right && p.y > r.top && p.y < r.bottom));
     }).length;
+  const labels = [...plot.querySelectorAll('.annotation text, .textpoint text')].filter(shown);
+  const marks = [...plot.querySelectorAll('.scatterlayer path.point')].map(rectangle);
+  const hidden = labels.filter((label) => {  // over a mark that it is not written in
+    const a = rectangle(label), x = (a.left + a.right) / 2, y = (a.top + a.bottom) / 2;
+    return marks.some((b) => !(x > b.left && x < b.right && y > b.top && y < b.bottom)
+      && Math.min(a.right - b.left, b.right - a.left, a.bottom - b.top, b.bottom - a.top) > 4);
+  });
   return {
     title: plot.closest('section')?.querySelector('h2')?.textContent ?? `figure ${number}`,
     place: rectangle(plot.querySelector('.main-svg')),
     texts: texts.map((text) => ({ words: text.textContent, corners: corners(text) })),
     covered,
+    over: hidden.map((label) => label.textContent),
     bars: [...plot.querySelectorAll('.colorbar')].map(
       (bar) => new Set([...bar.querySelectorAll('.cbaxis text')].map((text) => text.textContent)).size),
   };
@@ -253,7 +261,7 @@ def width_faults(tab: Page, path: Path, widths: Sequence[int] = WIDTHS) -> list[
 
 
 def drawn_faults(tab: Page) -> list[str]:
-    """Return overlapping and cut labels, marks covered by legends, and empty scales on a loaded page."""
+    """Return overlapping and cut labels, marks covered by labels or legends, and empty scales on a loaded page."""
     faults = []
     for plot in tab.evaluate(_LOOK):
         texts, place = plot["texts"], plot["place"]
@@ -267,6 +275,7 @@ def drawn_faults(tab: Page) -> list[str]:
             found += [f"{text['words']!r} overlaps {words!r}" for words in over]
         if plot["covered"]:
             found.append(f"the legend covers {plot['covered']} marks")
+        found += [f"{words!r} covers a mark" for words in plot["over"]]
         found += [f"a colour bar has {n} ticks" for n in plot["bars"] if n < 2]
         faults += [f"{plot['title']}: {fault}" for fault in found]
     return faults

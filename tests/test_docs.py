@@ -233,6 +233,13 @@ def test_pages_need_no_network_and_show_their_pictures(site: Path, browser: Brow
 
 
 @pytest.mark.slow
+def test_only_heatmaps_keep_their_colours_in_the_dark(site: Path):
+    text = (site / "findings" / "layers.html").read_text(encoding="utf-8")
+    assert re.search(r'<img class="heatmap"[^>]* src="[^"]*/layers\.svg"', text)
+    assert 'class="heatmap"' not in (site / "findings" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
     for path in sorted((ROOT / "analyses").glob("*.ipynb")):
         outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", [])]

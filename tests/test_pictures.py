@@ -78,7 +78,9 @@ def test_a_browser_finds_overlapping_and_cut_labels_covered_marks_and_empty_scal
     legend = scatter([0, 1], [0, 1], name="a line with a name", showlegend=True)
     legend.update_layout(legend={"x": 0.5, "y": 0.5, "xanchor": "center"})
     scale = go.Figure(go.Heatmap(z=[[1, 2]], colorbar={"tickvals": [1.5]}))
-    figures = {"good": good, "over": over, "cut": cut, "legend": legend, "scale": scale}
+    disc = scatter([0, 1], [0, 1], mode="markers+text", text=["in", "in"], marker={"size": 36})
+    disc.add_annotation(x=0, y=0, xshift=20, text="half over", showarrow=False)
+    figures = {"disc": disc, "good": good, "over": over, "cut": cut, "legend": legend, "scale": scale}
     path = tmp_path / "page.html"
     path.write_text(page("title", "lead", [Section(name, "words", figure) for name, figure in figures.items()]))
     tab = browser.new_page(viewport={"width": 1200, "height": 900})
@@ -89,6 +91,7 @@ def test_a_browser_finds_overlapping_and_cut_labels_covered_marks_and_empty_scal
     assert "cut: 'far below' is cut off" in faults
     assert any(fault.startswith("legend: the legend covers") for fault in faults)
     assert "scale: a colour bar has 1 ticks" in faults
+    assert [fault for fault in faults if "covers a mark" in fault] == ["disc: 'half over' covers a mark"]
     assert not any(fault.startswith("good") for fault in faults)
 
 

@@ -70,6 +70,7 @@ def compare(args: Any) -> Comparison:
             curve["eval_step"], {"seeds": curve["eval_loss"]}, transitions={"seeds": study.transitions},
             references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
             log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
+            half=True,
         )  # fmt: skip
         figures.append(Section(f"{name}: loss during training", words, drawn))
         if study.checkpoint.snapshots is not None:

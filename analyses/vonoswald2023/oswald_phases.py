@@ -36,8 +36,9 @@ def compare(args: Any) -> Comparison:
         words = f"{len(falls.steps)} seeds; diamonds mark where a loss has come half of the way down."
         references = {"best step of gradient descent": best, "predicting 0": nothing}
         picture = viz.losses_over_training(
-            curve["eval_step"], {name: curve["eval_loss"]}, references=references, transitions={name: falls}, log_x=True
-        )
+            curve["eval_step"], {name: curve["eval_loss"]}, references=references, transitions={name: falls},
+            log_x=True, half=True,
+        )  # fmt: skip
         figures.append(Section(f"Loss during training, {name}", words, picture))
     rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures)
     curve = load_checkpoint(args.few).record["curve"]  # memorising: about as many tasks as the layer has parameters
@@ -88,7 +89,7 @@ def _grokking(checkpoint: Checkpoint, best: float, nothing: float, figures: list
     begin = tests.gather(0, memorising.int().argmax(0)[None])[0][fine]
     references = {"best step of gradient descent": best, "predicting 0": nothing}
     lines = {"test": tests.tolist(), "train": trains.tolist()}
-    picture = viz.losses_over_training(common, lines, references=references, log_x=True)
+    picture = viz.losses_over_training(common, lines, references=references, log_x=True, half=True)
     # one step of gradient descent, tuned on the distribution, on the prompts that the curve is measured on
     task, training = checkpoint.task, checkpoint.record["training"]
     assert isinstance(task, FixedTasks)

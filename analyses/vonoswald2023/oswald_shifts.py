@@ -81,7 +81,7 @@ def compare(args: Any) -> Comparison:
     figure = viz.shifted_losses({
         name: measure_shifted_losses(drawn, _drawn(task, name), SCALES, n_prompts=few, seed=args.seed)
         for name in PANELS
-    })  # fmt: skip
+    }, half=True)  # fmt: skip
     section = Section("Losses out of distribution", "The first seed and tuned descent.", figure)
     return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section])
 

@@ -99,7 +99,8 @@ def compare(args: Any) -> Comparison:
         ]  # fmt: skip
     curves = {"attention": transformer.record["curve"], "gradient descent": descent.record["curve"]}
     eval_losses = {name: curve["eval_loss"] for name, curve in curves.items()}
-    losses_drawn = viz.losses_over_training(curves["attention"]["eval_step"], eval_losses, log_x=True, log_y=True)
+    steps = curves["attention"]["eval_step"]
+    losses_drawn = viz.losses_over_training(steps, eval_losses, log_x=True, log_y=True, half=True)
     figures = [
         _functions({name: models[0] for name, models in kinds.items()}, smoothing, held_out[: args.n_drawn], grid),
         Section("Loss during training", "Half the held-out mean squared error of each seed.", losses_drawn),

@@ -29,7 +29,7 @@ LEAST_R2 = -100.0  # R² that are lower are reported as this
 MOVED = "moved by: "
 EXPLAINED = "effects explained: "
 WEAKEST = "R² of the best hypothesis's weakest counterfactual"
-STAND = "hypotheses that stand (every counterfactual's R² at least 0.9)"
+STAND = "supported hypotheses (every counterfactual's R² at least 0.9)"
 N_REPORT, PROMPT_SEED = 256, 5_000_003  # of a report
 QUICK = 5  # layers up to which a report tests hypotheses unasked
 N_CONTROL = 256  # prompts for untrained models
@@ -59,7 +59,7 @@ def causal_part(checkpoint: Models, task: Task, *, n_prompts: int, seed: int, co
         rows.append(replace(explained, share=True))
     standing = f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
     named = dict.fromkeys(test.hypothesis for each in tests for test in each.supported)
-    rows.append(Row(STAND, None, standing, "seeds", "; ".join(named)))
+    rows.append(Row(STAND, None, standing, "", "; ".join(named)))
     weak = "; ".join(dict.fromkeys(str(test.best.cells[test.best.weakest]) for test in tests))
     rows.append(over_models(WEAKEST, [_capped(test.best.score) for test in tests], checkpoint, note=weak))
     kinds: tuple[InterchangeKind, ...] = ("exchange", "ablation")
@@ -154,7 +154,8 @@ def _controls(checkpoint: Models, task: Task, seed: int) -> tuple[list[Row], dic
             rows.append(Row(f"{name}: effects explained by the best", None, "cannot be measured", "", str(error)[:160]))
             continue
         rows.append(Row(f"{name}: effects explained by the best", None, test.best.effects, "prompts",
-                        f"{test.best.hypothesis}; weakest R² {max(test.best.score.mean, -99):.2g}"))  # fmt: skip
+                        f"{test.best.hypothesis}; weakest R² {max(test.best.score.mean, -99):.2g}",
+                        share=True))  # fmt: skip
         most = max(each.score.mean for each in test.tests)
         rows.append(Row(f"{name}: largest R² of a hypothesis's weakest counterfactual", None, most))
         data[name] = _numbers(test)
@@ -180,7 +181,7 @@ def _numbers(test: HypothesisTest) -> dict[str, Any]:
 def _sections(test: HypothesisTest, n_prompts: int) -> list[Section]:
     words = (
         f"Interventions on {n_prompts} prompts, made in the model and in each algorithm. By its predictions alone, the "
-        f"nearest algorithm is {test.likeness}."
+        f"nearest algorithm is {test.likeness.rpartition(' (distance')[0]}."
     )
     shown = [name for name in SOME if any(cell.intervention == name for cell in test.best.cells)]
     layers = range(1, max(cell.to_layer for cell in test.best.cells))

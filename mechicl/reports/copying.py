@@ -26,7 +26,7 @@ WITHOUT = "loss without what the first layer writes at inputs' tokens, over the 
 def _losses(kind: "Copying") -> Measured:
     study, errors = kind.study, kind.squared_errors
     rows = [
-        Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")
+        Row(f"squared error (MSE), seed {seed}", None, interval(each), "prompts", "" if i else "the opened seed")
         for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
     ]
     tuned = tuned_descent(study.task.sample(_N_TUNING, seed=kind.seed + 1, dtype=torch.float64), 1)
@@ -35,7 +35,7 @@ def _losses(kind: "Copying") -> Measured:
     claim = "about 1 (Fig. 5)" if study.task == LinearRegression() and study.model.cfg.n_layers == 2 else None
     rows.append(Row("loss over that of one tuned step of gradient descent", claim, ratio, "prompts", "the opened seed",
                     equal(ratio, 1), _SOURCE))  # fmt: skip
-    words = "Half-MSE of each seed on held-out prompts."
+    words = "Squared error of each seed on held-out prompts."
     drawn = kind.learning(words, {"gradient descent, one tuned step": reference.mean().item()})
     return rows, drawn, {"mse": errors.mean(-1).tolist()}
 
@@ -70,14 +70,16 @@ class Copying(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether the first layer copies targets next to the usual sentences."""
         rows = {row.quantity: row for row in comparison.rows if row.quantity in (AFTER, BEFORE, WITHOUT)}
-        words = self.no_weights
-        if rows:
-            after, before, without = (rows[name].ends[1] for name in (AFTER, BEFORE, WITHOUT))
-            copies = rows[AFTER].verdict == "agrees"
-            words = (
-                f"Its first layer {'copies' if copies else 'does not copy'} targets onto their inputs' tokens: the "
-                f"relative error of a linear readout is {percent(after)} after the layer and {percent(before)} before. "
-                + (f"Without the copies the squared error is {without:.2g} times as large. " if copies else "")
-                + words
-            )
-        return self.question.verdict(comparison, words)
+        if not rows:
+            return self.question.verdict(comparison, self.no_weights)
+        after, before, without = (rows[name].ends[1] for name in (AFTER, BEFORE, WITHOUT))
+        copies = rows[AFTER].verdict == "agrees"
+        found = f"Its first layer {'copies' if copies else 'does not copy'} targets onto their inputs' tokens"
+        words = (
+            f"{found}: the relative error of a linear readout is {percent(after)} after the layer and "
+            f"{percent(before)} before. "
+            + (f"Without the copies the squared error is {without:.2g} times as large. " if copies else "")
+            + self.no_weights
+        )
+        made = self.question.verdict(comparison, words)
+        return replace(made, kind=f"{made.kind} {found}.".lstrip())

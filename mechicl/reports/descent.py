@@ -30,6 +30,7 @@ from mechicl.reports.rows import (
     Row,
     Value,
     above,
+    as_text,
     below,
     equal,
     near,
@@ -49,10 +50,10 @@ _SOURCE = "vonoswald2023"
 TRIM, TRIMMED = 0.01, "each without the 1% of prompts that it is worst on"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 _WORDS = {
-    "learning": "Half-MSE of each seed on held-out prompts. The dashed line is tuned gradient descent with the same "
-    "number of steps.",
-    "shifts": "Half-MSE where inputs or weights are scaled by α; the last panel has inputs that training never showed. "
-    "The trained model is the opened seed. Lines end where predictions overflow.",
+    "learning": "Squared error of each seed on held-out prompts. The dashed line is tuned gradient descent with the "
+    "same number of steps.",
+    "shifts": "Squared error where inputs or weights are scaled by α; the last panel has inputs that training never "
+    "showed. The trained model is the opened seed. Lines end where predictions overflow.",
     "paths": """From the opened seed to three members of the family of constructions: the one tuned on the task, the one
         nearest to the model's weights, and the one whose layers write most nearly what the model's layers write. Paths
         run through the products W_KQ and W_PV: raw, rescaled as in appendix A.3 of von Oswald et al. 2023, and with
@@ -64,10 +65,12 @@ Tuned = SpectralLearner | ClippedDescent
 def _losses(kind: "Descent") -> Measured:
     errors, references, held_out, one = kind.squared_errors, kind.reference_errors, kind.held_out, len(kind.models) == 1
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
-    rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left)]
+    rows = [Row("squared error (MSE), trained, mean of the seeds", None, interval(errors.mean(0)), "prompts", left)]
     for name, values in references.items():
-        settings = ", ".join(f"{key}={value:.3g}" for key, value in kind.references[name].hyperparameters.items())
-        rows.append(Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", settings))
+        settings = ", ".join(
+            f"{key.replace('_', ' ')} {value:.3g}" for key, value in kind.references[name].hyperparameters.items()
+        )
+        rows.append(Row(f"squared error (MSE), {name}, tuned", None, interval(values), "prompts", settings))
     claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
         ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
@@ -126,7 +129,7 @@ def _weights(kind: "Descent") -> Measured:
             barriers[f"{target}, {path_kind}"] = [barrier.mean for barrier in each]
             over = median_interval(torch.tensor([barrier.mean for barrier in each]))
             stated = kind.is_papers_task and (path_kind, target) == ("rescaled", "tuned member")
-            note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
+            note = f"largest {as_text(max(each, key=lambda barrier: barrier.mean))} over prompts; relative to the loss"
             rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
                             note, near(over, 0) if stated else None, _SOURCE if stated else ""))  # fmt: skip
     reached = "gradient descent" if kind.family == "gd" else "GD++"
@@ -223,15 +226,14 @@ class Descent(Kind):
 
     @property
     def remark(self) -> str:  # type: ignore[override]
-        """The scale of losses, and the clip."""
-        words = "Figures of losses during training and on scaled inputs show half-MSE, as the paper's do."
+        """The clip."""
         clip = self.cfg.token_clip
-        return words + (f" Tokens are clipped at {clip:g} after every layer, in tuned descent too." if clip else "")
+        return f"Tokens are clipped at {clip:g} after every layer, in tuned descent too." if clip else ""
 
     def weights_as_text(self) -> str:
         """Compare the opened seed with the member of the family nearest to its weights."""
         if isinstance(self.fit, str):
-            return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs prevent it."
+            return "Its weights cannot be read as an algorithm: no construction has layers of this kind."
         names = {
             "gd": "step of gradient descent",
             "gd++": "GD++",

@@ -14,14 +14,16 @@ from mechicl.checkpoints.study import Models, Study
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
+from mechicl.statistics import Interval
 
 TITLE = "How it came about"
 ABOUT = """The training on one axis of steps. Above: the loss of each seed on held-out prompts. Dotted lines mark the
     step at which a seed's loss has permanently fallen half of the way. Below: quantities at the saved snapshots, means
     over seeds with 95% intervals. The table has the step at which each of them has permanently made half of its
-    change. Strategies are the task's reference learners: the weights of the mixture that predicts most like the models,
-    and the residual that no mixture explains."""
-COEFFICIENT = "local learning coefficient"
+    change."""
+STRATEGIES = """ Strategies are the task's reference learners: the weights of the mixture that predicts most like the
+    models, and the residual that no mixture explains."""
+MIXTURE, COEFFICIENT = "weight in the mixture of strategies", "local learning coefficient"  # titles of panels
 
 
 def no_history(checkpoint: Models) -> str:
@@ -46,7 +48,7 @@ def strategies(study: Study, prompts: Prompts | TokenSequences) -> dict[str, Any
         return {}
     track = track_strategies(study, learners, prompts)
     weights = dict(zip(track.learners, track.weights, strict=True))
-    return {"weight in the mixture of strategies": OverTraining(track.steps, weights | {"residual": track.residual})}
+    return {MIXTURE: OverTraining(track.steps, weights | {"residual": track.residual})}
 
 
 def history(checkpoint: Models, traced: Mapping[str, Any], *, loss: str, plateau: float | None = None) -> Measured:
@@ -68,10 +70,12 @@ def history(checkpoint: Models, traced: Mapping[str, Any], *, loss: str, plateau
                 rows.append(_row(name.replace("_", " "), find_transitions(result.steps, (values - values[-1]).abs())))
     drawn = viz.training_history(curve, traced, transitions=falls, loss=loss)
     data = {title: {name: values.tolist() for name, values in each.samples().items()} for title, each in traced.items()}
-    return rows, [Section(TITLE, ABOUT, drawn)], {"history": {"transitions": falls.steps.tolist(), **data}}
+    section = Section(TITLE, ABOUT + STRATEGIES * (MIXTURE in traced), drawn)
+    return rows, [section], {"history": {"transitions": falls.steps.tolist(), **data}}
 
 
 def _row(name: str, changes: Transitions) -> Row:
     found, n = changes.mean_step(), len(changes.steps)
     measured = "no such step" if not changes.fell.any() else found if found.n > 1 else found.mean
-    return Row(f"half of the change: {name}", None, measured, "seeds", f"step; {int(changes.fell.sum())} of {n} seeds")
+    over = "seeds" if isinstance(measured, Interval) else ""
+    return Row(f"step of half the change: {name}", None, measured, over, f"{int(changes.fell.sum())} of {n} seeds")

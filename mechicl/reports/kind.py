@@ -150,7 +150,7 @@ class Kind:
             )
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
-            names = ("previous_token", "target_to_input")
+            names = ("previous_token", "target_to_input" if self.study.model.cfg.one_pass else "input_to_target")
             opened = self.study.opened()  # all seeds take as long as the rest of some reports
             found["highest score of a head, opened seed"] = score_heads_over_training(opened, names, prompts=prompts)
         return found
@@ -211,7 +211,7 @@ class Kind:
         }
         more = []
         if left_out:
-            gaps = f"Sections that were not measured, for the reasons below: {', '.join(left_out)}."
+            gaps = f"The section{'s' * (len(left_out) > 1)} {', '.join(left_out)} (reasons at the end)."
             verdict.sentences[NOT_TESTED] = f"{verdict.sentences.get(NOT_TESTED, '')} {gaps}".strip()
             more = [Section("What this report leaves out", "", table(("section", "why"), list(left_out.items())))]
         comparison = comparison.with_more(
@@ -235,7 +235,7 @@ class Kind:
 
 def _model_as_text(model: Any) -> str:
     if isinstance(model, HookedTransformer):
-        heads = count(model.cfg.n_heads, f"{model.cfg.attention} head")
+        heads = count(model.cfg.n_heads, f"{model.cfg.attention.replace(',', ', then ')} head")
         repeated = " (one layer, repeated)" if model.cfg.recurrent else ""
         mlps = f" and MLPs of width {model.cfg.d_mlp}" if model.cfg.d_mlp else ""
         layers = f"{count(model.cfg.n_layers, 'layer')}{repeated}"

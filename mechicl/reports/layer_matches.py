@@ -197,7 +197,7 @@ def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> l
         rows += [over_models(f"{label}: layer {layer:g}, similarity to the best Newton step",
                              [each.best_similarities("Newton")[i] for each in rankings], checkpoint)
                  for i, layer in enumerate(rankings[0].rows) if layer]  # fmt: skip
-    over = f"{len(seeds)} seeds" if len(seeds) > 1 else "prompts"
+    over = f"{len(seeds)} seeds" if len(seeds) > 1 else ""
     rows += [Row(f"{label}: layer {layer:g}, nearest family", None, _nearest(rankings, layer), over)
              for layer in rankings[0].rows[1:]]  # fmt: skip
     return rows
@@ -212,7 +212,7 @@ def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) ->
     rows = []
     for name in seeds[0].matches[label]:
         best = [seed.matches[label][name].best()[-1] for seed in seeds]
-        steps = ", ".join(f"{b.column:g} ({b.low:g} to {b.high:g})" for b in best)
+        steps = ", ".join(f"{b.column:g}" + f" ({b.low:g} to {b.high:g})" * (b.low < b.high) for b in best)
         known = last.get(name) if label == "errors" else "near 1 (Fig. 7)" if name == "OLS" else None
         note = f"step{'s' * (len(best) > 1)} {steps}" if len(seeds[0].matches[label][name].columns) > 1 else ""
         check = (lambda value: near(value, 1)) if label == "weights" and name == "OLS" else None
@@ -241,7 +241,7 @@ def growth_rows(
                     f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
                 )
             rows.append(Row(f"{label}: {family}, growth of the best step with the layer{seed}", claim, measured, over,
-                            note, measured == kind if claim else None, _SOURCE))  # fmt: skip
+                            note, measured == kind if claim and growth else None, _SOURCE))  # fmt: skip
         grown = [growth for growth in each if growth is not None]
         if grown:
             note = f"{len(grown)} of {len(each)} seeds" if len(grown) < len(each) else ""

@@ -98,7 +98,7 @@ class Layers(Kind):
     heading = "Which iteration does each layer match? ({name})"
     remark = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
     n_held_out, prompt_seed = N_HELD_OUT, 0
-    no_weights = "Its weights are not compared with a construction: softmax, layer norms and MLPs prevent it."
+    no_weights = "Its weights are not compared with a construction: none has layers of this kind."
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Append the matches of layers to the first answer."""

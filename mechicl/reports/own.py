@@ -22,7 +22,7 @@ _SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 _WORDS = {
     "loss": "Squared error of the prediction by the number of context points, relative to the mean square of the "
     "targets: predicting 0 has 1. Bands are 95% intervals over prompts.",
-    "shifts": "Half-MSE on inputs scaled by α, which training may never have shown.",
+    "shifts": "Squared error on inputs scaled by α, which training may never have shown.",
     "layers": "Squared error of linear readouts after each layer, fitted in closed form on other prompts, relative to "
     "the mean square of the targets. Layer 0 is the stream before the first layer.",
 }

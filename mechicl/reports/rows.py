@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -56,7 +57,7 @@ class Row:
         published = "—" if self.published is None else str(self.published)
         samples = self.over
         if isinstance(self.measured, Interval):
-            samples = f"{100 * self.measured.level:g}%, {self.measured.n} {self.over}"
+            samples = f"{100 * self.measured.level:g}%, {self.measured.n:,} {self.over}"
         return self.quantity, published, str(self), samples, self.note
 
     def __str__(self) -> str:
@@ -176,7 +177,8 @@ def over_models(
 def as_text(value: Interval | float) -> str:
     """Format a number or interval to the known digits; name differences that are only rounding: "1 (to rounding)"."""
     if not isinstance(value, Interval):
-        return "rounding" if 0 < abs(value) < ROW_ROUNDING / 1000 else f"{value:.4g}"
+        large = abs(value) >= 1000
+        return "rounding" if 0 < abs(value) < ROW_ROUNDING / 1000 else f"{value:,.0f}" if large else f"{value:.4g}"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return f"{value.mean:.4g}"  # of one sample
     whole = round(value.mean)
@@ -197,8 +199,13 @@ def percent(value: Interval | float) -> str:
     if mean > 10:
         return "more than 1,000%"
     large = abs(mean) >= 0.1
-    number = f"{100 * mean:.0f}%" if large else f"{100 * mean:.2g}%"
+    number = f"{100 * mean:.0f}%" if large else f"{_plain(100 * mean, 2)}%"
     half = value.half_width if isinstance(value, Interval) else 0.0
     if not half > 0 or (large and half < 0.005):
         return number
-    return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"
+    return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {_plain(100 * half, 1)}%"
+
+
+def _plain(value: float, digits: int) -> str:
+    """Format to significant digits, without an exponent."""
+    return f"{Decimal(f'{value:.{digits}g}'):f}"

@@ -28,8 +28,8 @@ _WORDS = {
     "which is chosen by cross-validation, and read standardized columns.",
     "learner": "Each family of estimators is fitted to the learner's predictions on 8 tables, and compared on others. "
     "Distances are squared differences of predictions over their squared distance from the mean label.",
-    "kind": "Left: how far predictions change where they should not if it had the property. Right: how much the label "
-    "of one row changes a prediction, by the row's distance from the row to predict.",
+    "kind": "The first panel: how far predictions change where they should not if it had the property. The second: how "
+    "much the label of one row changes a prediction, by the row's distance from the row to predict.",
     "cells": "The context's labels are exchanged between tables, and the right ones restored in one column of the "
     "stream after each layer, or in the row to predict. Cells are the share of the loss that this recovers. "
     f"Tables have at most {N_ROWS} rows here.",
@@ -77,7 +77,7 @@ def _learner(kind: "OfTables") -> Measured:
     rows += [Row(f"violation: {name}", None, prints.violation(name), "tables") for name in prints.violations]
     sections = [
         Section("Which family of estimators?", _WORDS["learner"], viz.plot(found, title="Distances of families")),
-        Section("What kind of learner?", _WORDS["kind"], viz.plot(prints)),
+        Section("What kind of learner?", _WORDS["kind"], viz.plot(prints, title="Properties")),
     ]
     return rows, sections, {"families": found.to_dataframe().to_dict("records")}
 
@@ -185,7 +185,7 @@ class OfTables(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Name the family if one is near, and the kind of learner."""
         found = self.identified
-        answer: Answer = which_algorithm(found, nouns=("family", "families"))
+        answer: Answer = which_algorithm(found, nouns=("family of estimators", "families of estimators"))
         picture = verdict_figure(found, answer.match, answer.rivals, near=NEAR, zero="the mean label")
         picture.update_layout(title_text="Left unexplained by the nearest families")
         picture.update_traces(name="other families", selector={"name": "other algorithms"})

@@ -126,6 +126,7 @@ def _figures(kind: "Texts", by_shots: dict[str, list[Interval]], numbers: list[i
         drawn = viz.interval_lines("Cross entropy", "optimisation step", "nats", curve["eval_step"], lines)
         sections.append(Section("Learning", _WORDS["learning"], drawn))
     lines = viz.interval_lines("Accuracy by demonstrations", "demonstrations", "accuracy", numbers, by_shots)
+    lines.update_yaxes(tickformat=".0%")
     heads = viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=TEXTS_SEED), "Scores of heads")
     return [
         *sections,

@@ -40,7 +40,7 @@ from mechicl.viz.behaviour import score_bars
 SCORES = ("previous_token", "induction")
 N_SCORED, N_PATCHED = 64, 32
 KIND = 0.3  # least share of its attention by which a head is of a kind
-RIGHT = "share of tokens that can be predicted that are"
+RIGHT = "share of predictable tokens that are predicted"
 NODES, FAITHFUL = "heads of the circuit", "faithfulness of the circuit"
 _WORDS = {
     "learner": """Kullback-Leibler divergence of each reference learner's next-token probabilities from the network's,
@@ -67,7 +67,7 @@ def _learning(kind: "Tokens") -> Measured:
     losses, right = zip(*(_losses(model, kind.held_out) for model in kind.study.models), strict=True)
     over = "seeds" if len(losses) > 1 else ""
     rows = [
-        Row("cross entropy of tokens that can be predicted (nats)", None, _over_seeds(torch.stack(losses)), over),
+        Row("cross entropy of predictable tokens (nats)", None, _over_seeds(torch.stack(losses)), over),
         Row(RIGHT, None, _over_seeds(torch.stack(right)), over, share=True),
     ]
     return [replace(row, section=TITLE) for row in rows], [], {}
@@ -263,7 +263,7 @@ class Tokens(Kind):
         sentences |= {NOT_TESTED: " ".join(gaps)} if gaps else {}
         lines = {"highest of any head": [values[2] for values in best.values()],
                  "if attention were uniform": [values[3] for values in best.values()]}  # fmt: skip
-        names = [f"{_task_of_head(score)}: head {at[0]}.{at[1]}" for score, at in best.items()]
+        names = [f"{_task_of_head(score)}: head\u00a0{at[0]}.{at[1]}" for score, at in best.items()]
         picture = score_bars("What the heads attend to", "share of attention", names, lines)
         facts = [(f"{induction:.0%}", f"of {name}'s attention goes to the token after an earlier occurrence of the "
                   f"current one; {chance:.0%} if attention were uniform")]  # fmt: skip
@@ -271,8 +271,14 @@ class Tokens(Kind):
             verb = "confirms" if rows[FAITHFUL].ends[0] > 0.5 else "does not confirm"
             kept = f"of the loss's improvement by all heads remains with only {rows[NODES]}: ablation {verb} the scores"
             facts.append((str(rows[FAITHFUL]), kept))
+        elif nearest:
+            facts.append((f"{rows[_divergence(nearest)].ends[1]:.2g} nats", f"a token from the predictions of the "
+                          f"{nearest} learner, the nearest of {len(references(study.task))}"))  # fmt: skip
         numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
+        if nearest:
+            does = name if has_induction else "no head"
+            headline = f"It predicts most like the {nearest} learner; {does} does induction"
         return Verdict(headline, sentences, picture, numbers, facts)
 
 

@@ -25,12 +25,13 @@ FAR = 0.5
 SAME = 0.01
 """An algorithm that leaves at most this much is named instead of a more general one with more parameters."""
 MOST_NAMED = 4
+MOST_LETTERS = 24
+"""Length of the names of tied algorithms from which the headline has their number."""
 REFERENCES = {  # names of tasks' reference learners, as sentences have them
     "bayes": "the exact Bayes predictor", "ols": "least squares",
     "in context": "the exact in-context classifier",
     "in weights": "the exact in-weights classifier",
 }  # fmt: skip
-SPREAD = "\u00a0±\u00a0"  # keeps an interval on one line
 NOT_TESTED = "What was not tested?"
 NO_GAPS = "Tasks and prompts of other distributions than those on this page."
 N_FACTS = 3
@@ -41,8 +42,8 @@ Nearness = Literal["like", "nearest", "none"]
 TERMS = {  # pattern in the page's text: the term and its explanation
     "unexplained": ("unexplained", "squared distance between the predictions of the model and of an algorithm, as a "
                     "share of the model's squared predictions: 0% if they are equal, 100% for predicting 0"),
-    r"MSE|squared error": ("MSE", "mean squared error of the prediction; half-MSE, which some papers print, is half of "
-                           "it; MSE / E y² is relative to the mean square of the targets, so that predicting 0 has 1"),
+    r"MSE|squared error": ("MSE", "mean squared error of the prediction; some papers print half of it; MSE / E y² is "
+                           "relative to the mean square of the targets, so that predicting 0 has 1"),
     "held-out": ("held-out", "drawn with another seed than the prompts of training and fitting"),
     r"step size": ("step size", "factor of the gradient of the squared error, summed over the context's points"),
     "η": ("η", "the step size of papers that average the gradient: the step size times the number of context points"),
@@ -91,13 +92,9 @@ class Verdict:
 
     def section(self) -> Section:
         """Return a page's first screen: the answer, a picture, three facts, what was not tested, and folded text."""
-        words = "".join(
-            f"<p><b>{text(title)}</b> {text(answer.replace(' ± ', SPREAD))}</p>"
-            for title, answer in self.sentences.items()
-        )
+        words = "".join(f"<p><b>{text(title)}</b> {text(answer)}</p>" for title, answer in self.sentences.items())
         facts = "".join(
-            f"<div><dt>{text(value.replace(' ± ', SPREAD))}</dt><dd>{text(meaning)}</dd></div>"
-            for value, meaning in self.facts[:N_FACTS]
+            f"<div><dt>{text(value)}</dt><dd>{text(meaning)}</dd></div>" for value, meaning in self.facts[:N_FACTS]
         )
         gaps = self.sentences.get(NOT_TESTED, NO_GAPS)
         rest = f'</div><dl class="facts">{facts}</dl></div><p class="note"><b>Not tested:</b> {text(gaps)}</p>'
@@ -171,8 +168,13 @@ def which_algorithm(
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
     sure = f"{identified.confidence:.0%}" if identified.calibrated else ""
     is_named = identified.answer.name != NONE
+    tie = _listed(rivals) if rivals else ""
+    if len(tie) > MOST_LETTERS:
+        tie = f"{len(rivals)} others" if rivals[1:] else "another"
+    tie = tie and f", tied with {tie}"
     if nearness == "like":
-        headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is not a copy of it"
+        headline = f"It {'behaves' if is_named else 'predicts much'} like {name}{tie}"
+        headline += "" if is_named else ", but is not a copy of it"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
         if is_named:
             words += [f"The confidence in the name of its family is {sure}."] if sure else []
@@ -197,13 +199,11 @@ def which_algorithm(
             words.append(f"The next {one}, {learner_phrase(others[0].name)}, leaves {left}.")
     else:
         headline = f"It behaves like no {one} that was tried"
-        headline += f"; the nearest is {name}" if nearness == "nearest" else ""
+        headline += f"; the nearest is {name}{tie}" if nearness == "nearest" else ""
         words = [f"It behaves like none of the {len(named)} {many} that were tried.",
                  f"The nearest, {name}, leaves {percent(distance)} of its predictions unexplained."]  # fmt: skip
         if nearness == "nearest":
             words.append(f"Up to {NEAR:.0%} would count as alike.")
-    if rivals and nearness != "none":
-        headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
     if identified.fingerprint is not None:
         words.insert(0, f"Kind of learner, whatever its name: {identified.fingerprint.description}.")
     if rivals:

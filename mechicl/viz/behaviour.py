@@ -116,21 +116,22 @@ def _violations(result: Violations, right: str) -> go.Figure:
 
 
 @checked
-def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
+def shifted_losses(by_shift: Mapping[str, ShiftedLosses], *, half: bool = False) -> go.Figure:
     """Draw the losses of learners on prompts with scaled inputs or weights (von Oswald et al. 2023, Fig. 6).
 
-    Lines are half the mean squared error (logarithmic axis) over the scale α, one per learner. Learners whose names
+    Lines are the mean squared error (logarithmic axis) over the scale α, one per learner. Learners whose names
     start with "gradient descent", "GD++", "trained" or "interpolated" share a colour and an entry of the legend.
 
     Args:
         by_shift: results of `measure_shifted_losses`, one panel each; the keys are the panels' titles.
+        half: draw half of every error, as the paper does.
     """
     dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
     fig = draw.panels("", list(by_shift), horizontal_spacing=0.07)
     shown: set[str] = set()
     for i, losses in enumerate(by_shift.values()):
         place = draw.panel(i, len(by_shift))
-        for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
+        for learner, means in zip(losses.learners, losses.mean() / (2 if half else 1), strict=True):
             kind = next((name for name in dashes if learner.startswith(name)), learner)
             draw.add_line(
                 fig, losses.scales, means.tolist(), kind, draw.COLORS.get(kind, draw.COLORS["other"]),
@@ -140,7 +141,7 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
             shown.add(kind)
         fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", **place)
     fig.update_yaxes(type="log", exponentformat="power")
-    draw.tick_log_axes(fig).update_yaxes(title_text="half mean squared error", col=1)
+    draw.tick_log_axes(fig).update_yaxes(title_text="half " * half + "mean squared error", col=1)
     return fig.update_layout(legend=draw.BELOW)
 
 
@@ -244,7 +245,7 @@ def probe_heatmap(result: ProbeResult, quantity: str | None = None) -> go.Figure
 N_FAMILIES = 6
 _FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = draw.COLORS["other algorithms"]
-MORE = "has it as a special case"
+MORE = "more general"
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
 
@@ -312,4 +313,6 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     fig = draw.figure(title, "", unit)
     for (kind, heights), color in zip(values.items(), (draw.PALETTE[4], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
-    return fig.update_xaxes(type="category").update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
+    return (
+        fig.update_xaxes(type="category").update_yaxes(range=[0, 1], tickformat=".0%").update_layout(legend=draw.BELOW)
+    )

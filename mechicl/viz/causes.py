@@ -40,7 +40,7 @@ def hypotheses_ranked(result: HypothesisTest) -> go.Figure:
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
     fig = draw.interval_dots("Which algorithm does it run?", "effects explained", names, effects, notes=weakest)
-    return fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
+    return fig.add_vline(x=1, line={"width": 1, "dash": "dot"}).update_xaxes(tickformat=".0%")
 
 
 @checked
@@ -109,12 +109,13 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
             tail, head = (rows[end] for end in ARROWS[cell.intervention])
             fig.add_annotation(
                 x=cell.to_layer, y=head, ax=cell.layer, ay=tail, xref="x", yref="y", axref="x", ayref="y", text="",
-                showarrow=True, arrowhead=2, arrowsize=0.6, arrowwidth=1 + 5 * min(1.0, math.sqrt(moved)),
+                showarrow=True, arrowhead=2, arrowsize=0.6, arrowwidth=1 + 3 * min(1.0, math.sqrt(moved)),
                 arrowcolor=color, standoff=19, startstandoff=19, opacity=0.8,
             )  # fmt: skip
-            x = (cell.layer + cell.to_layer) / 2 + (0.13 if tail != head else 0.0)  # next to the arrow
-            y = (tail + head) / 2 + 0.12 * (tail == head)
-            fig.add_scatter(x=[x], y=[y], mode="text", textfont={"color": color, "size": 12}, **text)
+            x, y = (cell.layer + cell.to_layer) / 2, (tail + head) / 2  # right of the arrow, or above it and the discs
+            side, y = ("middle right", y) if tail != head else ("top center", y + 0.15)
+            look = {"textposition": side, "textfont": {"color": color, "size": 12}}
+            fig.add_scatter(x=[x + 0.07 * (tail != head)], y=[y], mode="text", **look, **text)
         elif cell.intervention in ("query exchanged", "context exchanged"):
             disc = {"size": 36, "color": "white", "line": {"color": color, "width": 3}}
             y = rows[cell.intervention.split()[0]]

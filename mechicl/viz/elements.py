@@ -22,7 +22,7 @@ COLORS = {
     "trained": "#1f6fb4", "other seeds": "#9cc3e6", "interpolated": "#e07b00", "linearised": "#7d7d00",
     "layer by layer": "#5c6bc0", "fine-tuned": "#a0522d", "zero-shot": "#5f7a8c", "random": "#b4b4b4",
     "other": "#b0413e", "named": "#b5179e", "nearest": "#b5179e", "tied with it": "#dc8fd0",
-    "has it as a special case": "#7b6fa8", "other algorithms": "#8a8f98",
+    "more general": "#7b6fa8", "other algorithms": "#8a8f98",
     "query exchanged": "#33658a", "context exchanged": "#d1495b", "query stops reading": "#edae49",
     "context frozen": "#66a182", "context isolated": "#8a4fff",
 }  # fmt: skip
@@ -41,7 +41,7 @@ SIGNED = "RdBu"
 """Colour scale of quantities with a sign: blue is positive, red is negative, in every figure."""
 SHARES = "Blues"
 """Colour scale of quantities without a sign: attention, shares."""
-MANY = 6  # names from which on a colour scale is used
+MANY = 7  # names from which on a colour scale is used
 WHOLE = 16  # integers of an axis that all get a tick
 DECADES = 6  # decades of a logarithmic axis that all get a tick
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
@@ -307,7 +307,7 @@ def _tick_text(value: float) -> str:
 
 def title_of_steps(steps: Sequence[int]) -> dict[str, Any]:
     """Return the title of an axis of training steps; it names the first point if that is step 0."""
-    return {"text": "optimisation step" + " (the first point is step 0)" * (0 in steps), "font": {"size": 12}}
+    return {"text": "optimisation step" + " (the first point is step\u00a00)" * (0 in steps), "font": {"size": 12}}
 
 
 def on_log_axis(steps: Sequence[int]) -> list[float]:

@@ -23,6 +23,7 @@ CSS_DPI = 96  # pixels of a browser in an inch
 POINT = CSS_DPI / 72  # pixels of a browser in a point
 NATURAL_HEIGHT = 450  # plotly's, of a figure without a height
 PAGE_WIDTH = 1100  # pixels of a figure without a width on a page of ours
+OPENING_WIDTH = 720  # of the picture of a report's first screen, and of the gallery
 LETTER = 0.58  # width of a common letter, relative to the font's size
 NO_KALEIDO = "PNG, SVG and PDF need plotly's kaleido: pip install 'mechicl[figures]' (.html needs nothing)"
 NO_BROWSER = (
@@ -172,12 +173,13 @@ def draw(figures: Sequence[tuple[go.Figure, Paper]], kind: str) -> list[bytes]:
     return images
 
 
-def still_svgs(figures: Sequence[go.Figure]) -> list[str]:
-    """Return SVGs of figures as a page shows them; empty strings if kaleido or the browser is missing."""
+def still_svgs(figures: Sequence[go.Figure], n_opening: int = 0) -> list[str]:
+    """Return SVGs as a page shows them, the first `n_opening` narrower; empty ones without kaleido or a browser."""
     jobs: list[tuple[go.Figure, dict[str, Any]]] = []
-    for figure in figures:
+    for i, figure in enumerate(figures):
         layout: Any = figure.layout
-        sizes = {"width": layout.width or PAGE_WIDTH, "height": layout.height or NATURAL_HEIGHT}
+        width = layout.width or (OPENING_WIDTH if i < n_opening else PAGE_WIDTH)
+        sizes = {"width": width, "height": layout.height or NATURAL_HEIGHT}
         jobs.append((figure, {"format": "svg", **sizes}))
     try:
         return [image.decode() for image in _draw_all(jobs)] if jobs else []

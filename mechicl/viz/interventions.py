@@ -69,7 +69,7 @@ def patching_grid(
     ).reshape(values.shape)
     heading = title or draw.Markup(f"{draw.literal(sweep.what[:1].upper() + sweep.what[1:])}: {quantity}")
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
-    ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~g"}
+    ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~r"}
     bar = draw.color_bar(draw.Markup(quantity.replace(" of ", " of<br>")), **ticks)
     style: dict[str, Any] = {**draw.signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": bar}
 
@@ -196,7 +196,7 @@ def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Lit
     numbered = len(later) <= NUMBERED_HEADS
     reads = READERS[kind]
     fig = draw.figure(f"Composition with {reads} of later heads", "reads: layer.head", "writes: layer.head")
-    ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~g"}
+    ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~r"}
     draw.add_heatmap(
         fig, z, later, earlier, f"head %{{y}} to {reads} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1, hoverongaps=False,
         zmin=-bound if signed else 0, zmax=bound, colorscale=draw.SIGNED if signed else draw.SHARES,
@@ -213,8 +213,7 @@ def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Lit
 
 
 def _effect(value: float) -> str:
-    size = abs(value)
-    return f"{value:.0f}" if size >= 100 or not size else f"{value:.2g}" if size >= 1e-4 else f"{value:.0e}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}" if abs(value) >= 1e-4 else "0"
 
 
 def _score(value: float) -> str:
@@ -263,7 +262,7 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
     task = draw.literal(vector.task.replace("_", " "))
     values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
     bound = float(values.abs().max()) or 1.0
-    effects = f"Effect of each head on the answer's probability,<br>{task} (darkest: {100 * bound:.1f} points)"
+    effects = f"Effect of each head, {task}<br>(darkest: {100 * bound:.0f} points of probability)"
     names = ["Accuracy by number of demonstrations", draw.Markup(effects)]
     fig = draw.panels("", names, horizontal_spacing=0.16)
     labels = [f"{label} labels" for label in scores.labels]
@@ -295,6 +294,7 @@ def few_shot_curves(scores: FewShotScores, task: str | None = None) -> go.Figure
     }
     title = scores.tasks[t].replace("_", " ")
     fig = draw.interval_lines(title, "demonstrations", "accuracy", list(scores.shots), curves)
+    fig.update_xaxes(tickvals=list(scores.shots))
     return fig.update_yaxes(range=[-0.02, 1.02], tickformat=PERCENT)
 
 

@@ -21,7 +21,12 @@ function broken(text, width) { // into lines of a width in pixels
 const titleOf = (axis) => (typeof axis?.title === "string" ? axis.title : axis?.title?.text) ?? "";
 const retitle = (axis, text) => { axis.title = { ...(typeof axis.title === "object" ? axis.title : {}), text }; };
 
-function panelsOf(layout) { // in reading order
+function panelsOf(layout, data) { // in reading order; those without traces are removed
+  const used = new Set(data.map((trace) => (trace.xaxis ?? "x").replace("x", "xaxis")));
+  for (const key of Object.keys(layout).filter((key) => /^xaxis\d+$/.test(key) && !used.has(key))) {
+    delete layout[layout[key].anchor?.replace("y", "yaxis")];
+    delete layout[key];
+  }
   const keys = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key));
   const panels = (keys.length ? keys : ["xaxis"]).map((key) => {
     const x = (layout[key] ??= {}), anchor = (x.anchor ?? "y").replace("y", "yaxis");
@@ -44,7 +49,7 @@ function fitted(figure, room, first) {
   const width = Math.max(room, figure.layout.meta?.least ?? 0); // pixels that a drawing needs: it scrolls
   const layout = structuredClone(figure.layout), data = figure.data.map((trace) => ({ ...trace }));
   const margin = { l: 80, r: 80, t: 100, b: 80, ...layout.margin }, height = layout.height ?? 450;
-  const panels = panelsOf(layout), narrow = width < NARROW;
+  const panels = panelsOf(layout, data), narrow = width < NARROW;
   const inner = (layout.width ?? width) - margin.l - margin.r;
   const narrowest = Math.min(...panels.map(({ left }) => (left[1] - left[0]) * inner));
   if (!narrow && narrowest >= LEAST && (layout.width ?? 0) <= room) return { data, layout };
@@ -61,7 +66,8 @@ function fitted(figure, room, first) {
   const named = panels.map((panel) => longest(labels(data, panel, "y")));
   const inside = panels.map((panel, i) => named[i] > 0.25 * width
     && !data.some((trace) => trace.type === "heatmap" && (trace.xaxis ?? "x") === panel.name));
-  const side = 20 + Math.max(42, ...named.map((size, i) => (inside[i] ? 0 : Math.min(size, 0.25 * width))));
+  const bare = panels.every(({ y }, i) => inside[i] && !titleOf(y));
+  const side = bare ? 12 : 20 + Math.max(42, ...named.map((size, i) => (inside[i] ? 0 : Math.min(size, 0.25 * width))));
   const second = Object.values(layout).some((axis) => axis?.overlaying) ? 44 : 0;
   const across = width - side - 8 - second;
   const columns = new Set(panels.map(({ left }) => left[0].toFixed(3))).size;
@@ -73,7 +79,7 @@ function fitted(figure, room, first) {
   // texts
   layout.font = { ...layout.font, size: 12 };
   layout.annotations ??= [];
-  const title = broken(titleOf(layout), (width - 20) * 0.85);
+  const title = broken(titleOf(layout), (room - 20) * 0.85);
   layout.title = { ...layout.title, text: title, font: { size: 15 }, x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", pad: { t: 12, l: 4 } };
   const notes = layout.annotations.filter((note) => note.xref === "paper" && note.yref === "paper");
   const home = new Map(notes.map((note) => {
@@ -99,21 +105,26 @@ function fitted(figure, room, first) {
     if (inside[i]) {
       Object.assign(y, { showticklabels: false, ticks: "" });
       const [across, along] = [x.anchor ? panel.name : "x", (x.anchor ?? "y")];
-      for (const name of new Set(labels(data, panel, "y"))) layout.annotations.push({
+      const texts = names.map((name) => broken(name, wide * 1.1)); // in smaller letters
+      own = Math.max(own, names.length * (16 + 15 * Math.max(...texts.map(numberOfLines)))); // under the mark above
+      names.forEach((name, j) => layout.annotations.push({
         xref: `${across} domain`, x: 0, xanchor: "left", yref: along, y: name, yanchor: "bottom", yshift: 4, align: "left",
-        text: broken(name, wide * 0.95), showarrow: false, borderpad: 0, font: { size: 11 },
-      });
+        text: texts[j], showarrow: false, borderpad: 0, font: { size: 11 }, bgcolor: "rgba(255,255,255,0.8)",
+      }));
     }
     return own;
   });
   const below = panels.map((panel, i) => {
     const square = panel.x.scaleanchor || panel.y.scaleanchor;
     const names = panel.x.ticktext ?? [...new Set(labels(data, panel, "x"))], slot = (square ? Math.min(wide, high[i]) : wide) / Math.max(1, names.length) - 6;
-    const lines = names.map((name) => broken(name, slot)), tall = Math.max(1, ...lines.map(numberOfLines));
+    const lines = names.map((name) => broken(name, slot)), places = panel.x.ticktext ? panel.x.tickvals : names, tall = Math.max(1, ...lines.map(numberOfLines));
     const turned = longest(lines.flatMap((name) => name.split("<br>"))) > slot;
     if (names.length && !turned) {
       panel.x.tickangle = 0;
-      if (tall > 1) Object.assign(panel.x, { tickmode: "array", tickvals: panel.x.ticktext ? panel.x.tickvals : names, ticktext: lines });
+      if (tall > 1) Object.assign(panel.x, { tickmode: "array", tickvals: places, ticktext: lines });
+    } else if (turned && slot < 9) { // every few of many ticks, with the last
+      const some = (texts) => texts.filter((_, j) => (texts.length - 1 - j) % Math.ceil(15 / (slot + 6)) === 0);
+      Object.assign(panel.x, { tickmode: "array", tickvals: some(places), ticktext: some(names) });
     }
     const title = numberOfLines(titleOf(panel.x));
     panel.under = 28 + (turned ? Math.min(0.9 * longest(names), 120) : LINE * (tall - 1)) + (title ? 12 + LINE * title : 0);
@@ -162,7 +173,7 @@ function fitted(figure, room, first) {
     const total = widths.reduce((a, b) => a + b), one = Math.max(...widths);
     const needed = total < width ? 1 : Math.ceil(entries.length / Math.max(1, Math.floor(width / one)));
     layout.legend = { ...layout.legend, orientation: "h", x: -side / across, xanchor: "left", y: -(bottom + 6) / plot, yanchor: "top" };
-    bottom += 14 + needed * 20 * Math.max(...entries.map((trace) => numberOfLines(trace.name)));
+    bottom += (first ? 6 : 14) + needed * 20 * Math.max(...entries.map((trace) => numberOfLines(trace.name)));
   }
   layout.margin = { l: side, r: 8 + second, t: top, b: bottom + 6 };
   layout.height = top + plot + bottom + 6;

@@ -47,8 +47,8 @@ class Section:
 
 
 def text(words: object) -> str:
-    """Return anything as escaped text."""
-    return html.escape(str(words))
+    """Return anything as escaped text, with each interval on one line."""
+    return html.escape(str(words)).replace(" ± ", "\u00a0±\u00a0")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -80,7 +80,8 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
     opened = [] if opening is None else [opening]
     parts = [part for section in (*opened, *sections) for part in section.parts]
     figures = [part for part in parts if isinstance(part, go.Figure)]
-    stills = still_svgs(figures)
+    n_opening = sum(isinstance(part, go.Figure) for section in opened for part in section.parts)
+    stills = still_svgs(figures, n_opening)
     places = enumerate(stills)
     top = f"<h1>{text(title)}</h1><p>{text(lead)}</p>"
     if opening is not None:

@@ -27,37 +27,40 @@ def losses_over_training(
     transitions: Mapping[str, Transitions] | None = None,
     log_x: bool = False,
     log_y: bool = False,
+    half: bool = False,
 ) -> go.Figure:
-    """Draw half the mean squared error over training, a line for each seed.
+    """Draw the mean squared error over training, a line for each seed.
 
     Args:
         steps: training steps of the evaluations; step 0 is left out on a logarithmic axis.
         losses: mean squared errors `[step][seed]` of each kind of model; the keys are the labels in the legend. A
             checkpoint has them as `record["curve"]["eval_loss"]`, at the steps "eval_step".
-        references: mean squared errors of horizontal lines (also drawn halved); the keys are their labels.
+        references: mean squared errors of horizontal lines; the keys are their labels.
         transitions: results of `find_transitions`, by the same keys as `losses`: each fall of a loss gets a diamond.
         log_x: logarithmic axis of steps.
         log_y: logarithmic axis of losses.
+        half: draw half of every error, as von Oswald et al. 2023 do.
     """
-    fig = draw.figure("Loss during training", "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
+    (factor, unit) = (0.5, "half mean squared error") if half else (1.0, "mean squared error")
+    fig = draw.figure("Loss during training", "optimisation step", unit, log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
     for color, (kind, values) in zip(draw.colors_for(list(losses)), losses.items(), strict=True):
         if len(values) != len(steps):
             raise ValueError(f"losses must have one row per step, got {len(values)} of {kind!r} for {len(steps)} steps")
         for seed in range(len(values[0])):
-            halves = [values[i][seed] / 2 for i in shown]
+            drawn = [factor * values[i][seed] for i in shown]
             look = {"opacity": 0.6, "showlegend": seed == 0, "legendgroup": kind}
-            draw.add_line(fig, [steps[i] for i in shown], halves, kind, color, **look)
+            draw.add_line(fig, [steps[i] for i in shown], drawn, kind, color, **look)
         if transitions is not None and kind in transitions:
             falls = transitions[kind]
             fig.add_scatter(
-                x=falls.steps[falls.fell].tolist(), y=((falls.plateau + falls.final) / 4)[falls.fell].tolist(),
+                x=falls.steps[falls.fell].tolist(), y=(factor * (falls.plateau + falls.final) / 2)[falls.fell].tolist(),
                 mode="markers", name=draw.literal(f"transition, {kind}"), legendgroup=kind,
                 marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
             )  # fmt: skip
     for dash, (name, value) in zip(itertools.cycle(draw.DASHES[1:]), (references or {}).items(), strict=False):
         ends = [steps[shown[0]], steps[-1]]
-        draw.add_line(fig, ends, [value / 2] * 2, name, draw.COLORS["gradient descent"], dash=dash)
+        draw.add_line(fig, ends, [factor * value] * 2, name, draw.COLORS["gradient descent"], dash=dash)
     fig.update_xaxes(exponentformat="none", separatethousands=True)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
@@ -171,15 +174,18 @@ def training_history(
     fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
     every = sorted({*curve.get("eval_step", ()), *(step for each in steps.values() for step in each)})
     places = dict(zip(every, draw.on_log_axis(every), strict=True))
+    samples = {name: result.samples().items() for name, result in traced.items()}
+    lines = {name: {key.replace("_", " "): v for key, v in each if v.ndim == 2} for name, each in samples.items()}
+    keys = list(dict.fromkeys(key for each in lines.values() for key in each))
+    colors = dict(zip(keys, draw.colors_for(keys), strict=True))  # a colour means the same in all panels
     for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
         look = {"opacity": 0.6, "legendgroup": loss, "showlegend": seed == 0, "place": draw.panel(0, 1)}
         draw.add_line(fig, [places[s] for s in curve["eval_step"]], losses, "each seed", draw.COLORS["trained"], **look)
-    for i, (name, result) in enumerate(traced.items(), start=bool(curve)):
-        lines = {key.replace("_", " "): values for key, values in result.samples().items() if values.ndim == 2}
-        look = {"place": draw.panel(i, 1), "legendgroup": name, "showlegend": len(lines) > 1}
-        for (key, values), color in zip(lines.items(), draw.shades(len(lines)), strict=True):
+    for i, name in enumerate(traced, start=bool(curve)):
+        look = {"place": draw.panel(i, 1), "legendgroup": name, "showlegend": len(lines[name]) > 1}
+        for key, values in lines[name].items():
             x, means = [places[step] for step in steps[name]], [interval(seeds) for seeds in values]
-            draw.add_intervals(fig, x, means, key, color, **look)
+            draw.add_intervals(fig, x, means, key, colors[key], **look)
     for step in [] if transitions is None else transitions.steps[transitions.fell].tolist():
         fig.add_vline(x=max(step, min(places.values())), line={"color": "#444444", "width": 1, "dash": "dot"})
     fig.update_xaxes(type="log").update_yaxes(rangemode="tozero")
@@ -217,6 +223,7 @@ def settings_figure(
         fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",
                       name="chance", showlegend=i == 0)  # fmt: skip
     fig.update_layout(barmode="group", bargap=0.25)
+    fig.update_yaxes(tickformat=".0%")
     return fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
 
 

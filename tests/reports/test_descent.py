@@ -82,8 +82,9 @@ def mean(result: Comparison, quantity: str) -> float:
 
 def settings(result: Comparison, name: str) -> dict[str, float]:
     """Tuned hyperparameters, as the table prints them."""
-    note = by_quantity(result.rows)[f"half-MSE, {name}, tuned"].note
-    return {key: float(value) for key, value in (part.split("=") for part in note.split(", "))}
+    note = by_quantity(result.rows)[f"squared error (MSE), {name}, tuned"].note
+    parts = (part.rpartition(" ") for part in note.split(", "))
+    return {name.replace(" ", "_"): float(value) for name, _, value in parts}
 
 
 def traces(result: Comparison, title: str) -> list[Any]:
@@ -94,14 +95,14 @@ def traces(result: Comparison, title: str) -> list[Any]:
 def test_losses_are_those_of_the_formula():
     truth = [loss_of([step, step]) for step in LOOPED]
     assert looped().data["mse"] == pytest.approx(truth, rel=1e-9)
-    assert mean(looped(), "half-MSE, trained, mean of the seeds") == pytest.approx(sum(truth) / 4, rel=1e-9)
+    assert mean(looped(), "squared error (MSE), trained, mean of the seeds") == pytest.approx(sum(truth) / 2, rel=1e-9)
     assert layered().data["mse"] == [pytest.approx(loss_of(list(zip(*LAYERS, strict=True))), rel=1e-9)]
     shifted = traces(looped(), "Losses out of distribution")
     trained = [trace for trace in shifted if trace.name == "trained"]
     assert {trace.name for trace in shifted} == {"trained", "gradient descent", "GD++"}
     assert len(trained) == 3
     prompts = TASK.replace(input_scale=trained[0].x[1]).sample(512, seed=SEED)
-    assert trained[0].y[1] == pytest.approx(descended(prompts, [LOOPED[0]] * 2).mean().item() / 2, rel=1e-5)
+    assert trained[0].y[1] == pytest.approx(descended(prompts, [LOOPED[0]] * 2).mean().item(), rel=1e-5)
 
 
 def test_references_are_tuned_and_losses_are_relative_to_theirs():
@@ -266,8 +267,8 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
     page.close()
     table = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)["table"]
     measured = {row["quantity"]: row["measured"] for row in table}
-    loss = measured["half-MSE, trained, mean of the seeds"]
-    assert loss["low"] < best.mse / 2 < loss["high"]
+    loss = measured["squared error (MSE), trained, mean of the seeds"]
+    assert loss["low"] < best.mse < loss["high"]
     assert measured["step size a, in the weights"]["mean"] == pytest.approx(best.step_size)
 
 

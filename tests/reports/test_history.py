@@ -39,10 +39,10 @@ def test_each_change_has_its_step():
     rows, (section,), data = history(trained(), traced, loss="loss")
     named = by_quantity(rows)
     expected = [half_way(steps, seed) for seed in values.T.tolist()]
-    assert named["half of the change: risen late"].ends[1] == pytest.approx(sum(expected) / 2)
-    assert named["half of the change: loss"].ends[1] == pytest.approx((15 + 5) / 2)
-    assert named["half of the change: constant"].measured == "no such step"
-    assert "0 of 2 seeds" in named["half of the change: constant"].note
+    assert named["step of half the change: risen late"].ends[1] == pytest.approx(sum(expected) / 2)
+    assert named["step of half the change: loss"].ends[1] == pytest.approx((15 + 5) / 2)
+    assert named["step of half the change: constant"].measured == "no such step"
+    assert "0 of 2 seeds" in named["step of half the change: constant"].note
     assert data["history"] == {"transitions": [15.0, 5.0], "panel": {"risen_late": values.tolist(),
                                                                      "constant": [[1.0, 1.0]] * 4}}  # fmt: skip
     assert section.title == "How it came about"
@@ -65,7 +65,7 @@ def test_learning_coefficients_of_the_record_share_the_axis():
     rows, _, data = history(
         replace(study.checkpoint, record={**study.record, "learning_coefficient": saved}), {}, loss="loss"
     )
-    assert by_quantity(rows)["half of the change: coefficient"].ends[1] == pytest.approx(5)
+    assert by_quantity(rows)["step of half the change: coefficient"].ends[1] == pytest.approx(5)
     assert data["history"]["local learning coefficient"] == {"coefficient": saved["coefficients"]}
 
 

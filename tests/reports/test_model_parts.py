@@ -154,8 +154,8 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path):
     opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss
     for model, mse in zip(opened.models, data["mse"], strict=True):
         assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
-    assert [row["quantity"] for row in data["table"][:2]] == ["half-MSE, seed 1", "half-MSE, seed 0"]
-    assert data["table"][0]["measured"]["mean"] == pytest.approx(data["mse"][0] / 2)
+    assert [row["quantity"] for row in data["table"][:2]] == [f"squared error (MSE), seed {i}" for i in (1, 0)]
+    assert data["table"][0]["measured"]["mean"] == pytest.approx(data["mse"][0])
     assert data["verdict"]["seed"] == 1
     assert {row["quantity"] for row in data["table"]} >= {"input to target score", "target to input score"}
     assert "2 seeds of a transformer with 2 layers, each with 2 softmax heads" in path.read_text()

@@ -23,7 +23,7 @@ from tests.training.runs import READER, WORDS
 
 N = 48
 PROMPT_SEED = 2_000_003
-LOSS = "cross entropy of tokens that can be predicted (nats)"
+LOSS = "cross entropy of predictable tokens (nats)"
 
 
 def networks(first: int = 0) -> list[HookedTransformer]:

@@ -84,11 +84,12 @@ def shifted() -> ShiftedLosses:
     return measure_shifted_losses(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
 
 
-def test_shifts_show_half_the_mean_squared_error_of_every_learner():
+@pytest.mark.parametrize("half", [False, True])
+def test_shifts_show_the_mean_squared_error_of_every_learner(half: bool):
     losses = shifted()
-    figure: Any = viz.shifted_losses({"inputs": losses, "again": losses})
+    figure: Any = viz.shifted_losses({"inputs": losses, "again": losses}, half=half)
     for name, means in zip(("gradient descent", "trained", "mine"), losses.mean(), strict=True):
-        assert lines(figure, name) == [([0.5, 1.0], pytest.approx((means / 2).tolist()))] * 2
+        assert lines(figure, name) == [([0.5, 1.0], pytest.approx((means / (1 + half)).tolist()))] * 2
     assert [trace.showlegend for trace in figure.data] == [True] * 3 + [False] * 3
 
 

@@ -20,8 +20,8 @@ STEPS = [0, 10, 20, 30]
 ONE = [[1.0, 2.0], [1.0, 0.4], [0.2, 0.2], [0.2, 0.2]]
 
 
-def test_every_seed_is_drawn_at_half_its_loss():
-    figure: Any = losses_over_training(STEPS, {"a": ONE, "b": [[4.0]] * 4}, references={"best": 0.3})
+def test_every_seed_is_drawn_at_its_loss_or_half_of_it():
+    figure: Any = losses_over_training(STEPS, {"a": ONE, "b": [[4.0]] * 4}, references={"best": 0.3}, half=True)
     assert lines(figure, "a") == [
         (STEPS, pytest.approx([0.5, 0.5, 0.1, 0.1])),
         (STEPS, pytest.approx([1.0, 0.2, 0.1, 0.1])),
@@ -29,15 +29,15 @@ def test_every_seed_is_drawn_at_half_its_loss():
     assert lines(figure, "b") == [(STEPS, pytest.approx([2.0] * 4))]
     assert lines(figure, "best") == [([0, 30], [0.15, 0.15])]
     figure = losses_over_training(STEPS, {"a": ONE}, references={"best": 0.3}, log_x=True, log_y=True)
-    assert lines(figure, "a")[0] == ([10, 20, 30], pytest.approx([0.5, 0.1, 0.1]))  # a logarithm has no place for 0
-    assert lines(figure, "best") == [([10, 30], [0.15, 0.15])]
+    assert lines(figure, "a")[0] == ([10, 20, 30], pytest.approx([1.0, 0.2, 0.2]))  # a logarithm has no place for 0
+    assert lines(figure, "best") == [([10, 30], [0.3, 0.3])]
 
 
 def test_transitions_are_marked_half_way_down():
     losses = [[1.0, 2.0, 1.0], [1.0, 0.4, 1.0], [0.2, 0.2, 1.0], [0.2, 0.2, 1.0]]
     transitions = {"a": find_transitions(STEPS, losses)}
     figure = losses_over_training(STEPS, {"a": losses, "b": losses}, transitions=transitions)
-    assert lines(figure, "transition, a") == [([15, 5], pytest.approx([(1 + 0.2) / 4, (2 + 0.2) / 4]))]
+    assert lines(figure, "transition, a") == [([15, 5], pytest.approx([(1 + 0.2) / 2, (2 + 0.2) / 2]))]
     assert not lines(figure, "transition, b")
 
 
