@@ -320,7 +320,8 @@ def test_a_search_is_fine_tuning_at_each_setting(kind, method):
                 assert search.score[i, j, q] == score
                 assert search.loss[i, j, q].item() == pytest.approx(loss, rel=1e-6)
     best = fine_tune(model, shots, search.best)
-    assert search.tuned is not None and search.tuned.tuning == search.best
+    assert search.tuned is not None
+    assert search.tuned.tuning == search.best
     torch.testing.assert_close(search.tuned.losses, best.losses)
     assert_changes(search.tuned.changes, best.changes)
     table = search.to_dataframe()
