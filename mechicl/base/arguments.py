@@ -305,13 +305,9 @@ def _test(part: Any, undefined: bool) -> Callable[[Any], bool]:
         )
     if is_array(part) or (type(part) is type and part not in (int, float)):  # beartype takes ten times as long
         return lambda value: isinstance(value, part)
-    quick = _QUICK.get(part) or _is_choice(part)
+    choices = get_args(part) if origin is Literal else ()
+    quick = _QUICK.get(part, lambda value: type(value) is str and value in choices)
     return lambda value: quick(value) or is_bearable(value, part, conf=_CONFS[undefined])
-
-
-def _is_choice(part: Any) -> Callable[[Any], bool]:
-    choices = get_args(part) if get_origin(part) is Literal else ()
-    return lambda value: type(value) is str and value in choices
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:

@@ -18,7 +18,7 @@ from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.analysis.layers.layer_learners import LayerLearner, trajectories
-from mechicl.analysis.layers.readouts import fit_both
+from mechicl.analysis.layers.readouts import fit_each
 from mechicl.checkpoints.study import Models
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
@@ -94,7 +94,8 @@ class LayerMatching:
         """Match a model's layers with every family."""
         if self.shared and "errors" in self.similarities:
             # every point of a prompt is a sample of a shared readout, so that half of the prompts suffice
-            readouts, shared = fit_both(model, self.fitting, n_shared=len(self.fitting) // 2)
+            n = len(self.fitting)
+            readouts, shared = fit_each(model, self.fitting, {False: n, True: n // 2})
             learners: list[LayerLearner] = [readouts, shared]
             learners += [Lens(model)] if getattr(model, "reads_out", False) else []
         else:

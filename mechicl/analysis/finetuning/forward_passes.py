@@ -18,7 +18,6 @@ from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
 
 Weights = dict[str, Tensor]
-SMALL = 2**12  # numbers of a parameter whose derivative costs little
 LARGEST_BATCH = 16  # more sequences at a time are hardly faster
 
 
@@ -145,16 +144,6 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
-def with_constants(model: nn.Module, weights: Weights, changes: Weights) -> tuple[Weights, Weights]:
-    """Add the model's other small parameters, such as biases, with a derivative of 0.
-
-    Where one operand has no derivative, torch adds a symbolic zero, whose shape it finds in Python: that takes as long
-    as three operations on small tensors, and imports torch's compiler.
-    """
-    constants = {n: p.detach() for n, p in model.named_parameters() if n not in weights and p.numel() < SMALL}
-    return weights | constants, changes | {name: torch.zeros_like(value) for name, value in constants.items()}
-
-
 @torch.no_grad()
 def run_with_changes(
     adapter: ModelAdapter,
@@ -182,7 +171,7 @@ def run_with_changes(
     changes = changes or {}
     start = {name: weight.detach() for name, weight in find_parameters(adapter.model, changes).items()}
     if changes and linearized:
-        (value, values), (slope, slopes) = value_and_derivative(run, *with_constants(adapter.model, start, changes))
+        (value, values), (slope, slopes) = value_and_derivative(run, start, changes)
         outputs, activations = value + slope, {name: values[name] + slopes[name] for name in values}
     else:
         outputs, activations = run({name: (w + changes[name]).to(w.dtype) for name, w in start.items()})

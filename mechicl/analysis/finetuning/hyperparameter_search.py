@@ -44,7 +44,10 @@ class TuningSearch(Scored, Result):
     @property
     def best(self) -> FineTuning:
         """The settings with the highest mean score (among equals the lowest loss), or with the lowest mean loss."""
-        rate, epoch = _best_place(torch.stack([self.score, self.loss]), self.choose_by)
+        score, loss = self.score.mean(-1).flatten(), self.loss.mean(-1).flatten()
+        criteria = torch.stack([-score if self.choose_by == "score" else loss, loss], -1)
+        ranked = criteria.masked_fill(~loss.isfinite()[:, None], math.inf).tolist()
+        rate, epoch = divmod(ranked.index(min(ranked)), len(self.epochs))
         return replace(self.tuning, learning_rate=self.learning_rates[rate], epochs=self.epochs[epoch])
 
     @property
@@ -64,16 +67,6 @@ class TuningSearch(Scored, Result):
             ratio = epochs[-1] / epochs[-2] if len(epochs) > 1 else 2
             epochs.append(max(epochs[-1] + 1, round(epochs[-1] * ratio)))
         return tuple(rates), tuple(epochs)
-
-
-def _best_place(
-    measures: Float[Tensor, "measure learning_rate epoch query"], choose_by: Literal["score", "loss"]
-) -> tuple[int, int]:
-    """The indices of the best learning rate and number of epochs; of those that are as good, the first."""
-    score, loss = measures.mean(-1).flatten(1)
-    criteria = torch.stack([-score if choose_by == "score" else loss, loss], -1)
-    ranked = criteria.masked_fill(~loss.isfinite()[:, None], math.inf).tolist()
-    return divmod(ranked.index(min(ranked)), measures.shape[2])
 
 
 @checked(locks=True)
@@ -131,7 +124,7 @@ def _search_grid(
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
     sgd = ParallelSGD(model, [held_out] * len(rates), replace(settings, epochs=numbers[-1]), rates)
-    finite, changes, every = torch.ones(len(rates), dtype=torch.bool), {}, []
+    finite, every, tuned = torch.ones(len(rates), dtype=torch.bool), [], None
     bar = progress_bar(sgd.epochs(), total=numbers[-1], unit="epoch", progress=progress)
     for epoch, losses in enumerate(bar, 1):
         every.append(losses)
@@ -140,12 +133,11 @@ def _search_grid(
             outputs = predict_sequences(adapter, held_out.zero_shot, sgd.changes_of(i), linearized=linearized)
             finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
             if finite[i]:
-                place = i, numbers.index(epoch)
-                measures[:, *place] = torch.stack(scores_and_losses(outputs, held_out))
-                if _best_place(measures, choose_by) == place:
+                measures[:, i, numbers.index(epoch)] = torch.stack(scores_and_losses(outputs, held_out))
+                best = TuningSearch(rates, numbers, measures[0], measures[1], settings, choose_by).best
+                if best == replace(settings, learning_rate=rates[i], epochs=epoch):  # so far
                     changes = {name: change.clone() for name, change in sgd.changes_of(i).items()}
-    if measures.isnan().all():
+                    tuned = FineTuned(changes, best, torch.stack([each[i] for each in every]))
+    if tuned is None:
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    search = TuningSearch(rates, numbers, measures[0], measures[1], settings, choose_by)
-    losses = torch.stack(every, 1)[rates.index(search.best.learning_rate), : search.best.epochs]
-    return replace(search, tuned=FineTuned(changes, search.best, losses))
+    return TuningSearch(rates, numbers, measures[0], measures[1], settings, choose_by, tuned)

@@ -20,7 +20,6 @@ from mechicl.analysis.finetuning.forward_passes import (
     check_lengths,
     value_and_derivative,
     weights_changed,
-    with_constants,
 )
 from mechicl.base.arguments import Count, NonNegative, check_fields, checked
 from mechicl.base.progress import progress_bar
@@ -232,8 +231,7 @@ class ParallelSGD:
         forward, start = self.forward_pass.with_weights, self.start
 
         def slope_of(changes: Weights, tokens: Tensor) -> Float[Tensor, "output d_out"]:
-            expanded = with_constants(self.forward_pass.model, start, changes)
-            return value_and_derivative(partial(forward, tokens=tokens), *expanded)[1]
+            return value_and_derivative(partial(forward, tokens=tokens), start, changes)[1]
 
         def over_copies(function: Callable[[Weights, Tensor], Tensor], weights: Weights) -> Tensor:
             if self.vectorized:

@@ -1,7 +1,7 @@
 """Linear readouts of every layer, fitted in closed form: many ridge regressions at once, from running sums."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -188,16 +188,13 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
         >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
-    return _fit(model, prompts, {shared: len(prompts)}, progress)[0]
+    return fit_each(model, prompts, {shared: len(prompts)}, progress)[0]
 
 
-def fit_both(model: LayeredModel, prompts: Prompts, *, n_shared: int, progress: bool | None = None) -> list[Readouts]:
-    """Fit readouts for each point, and ones for all points on the first `n_shared` prompts; the model runs once."""
-    return _fit(model, prompts, {False: len(prompts), True: n_shared}, progress)
-
-
-def _fit(model: LayeredModel, prompts: Prompts, numbers: dict[bool, int], progress: bool | None) -> list[Readouts]:
-    """Fit readouts, by whether points share them, each on the first prompts of a number."""
+def fit_each(
+    model: LayeredModel, prompts: Prompts, numbers: Mapping[bool, int], progress: bool | None = None
+) -> list[Readouts]:
+    """Fit readouts, by whether points share them, each on the first prompts of a number; the model runs once."""
     if min(numbers.values()) < FOLDS:
         raise ValueError(f"{FOLDS}-fold cross-validation of {min(numbers.values())} prompts: give more prompts")
     sums = {shared: RidgeSums() for shared in numbers}
