@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import (
     Annotated,
     Any,
+    Literal,
     NamedTuple,
     TypeVar,
     get_args,
@@ -34,6 +35,7 @@ from mechicl.base.surroundings import are_standard, standard_surroundings
 from mechicl.base.threads import holds_models
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_BYTES = bytes | bytearray  # made once: it takes longer than the test
 
 RAW = "is a model of transformers, without hooks: open it with load_language_model(model=..., tokenizer=...)"
 LARGEST_EXPANDED = 2**31
@@ -93,6 +95,11 @@ _Int64 = Annotated[
 _CONFS = {
     undefined: BeartypeConf(hint_overrides=FrozenDict({float: _Undefined if undefined else _Number, int: _Int64}))
     for undefined in (False, True)
+}
+
+_QUICK: dict[Any, Callable[[Any], bool]] = {  # values that certainly fit; beartype takes ten times as long
+    float: lambda value: type(value) is float and value == value,
+    int: lambda value: type(value) is int and -(2**63) <= value < 2**64,
 }
 
 
@@ -215,9 +222,17 @@ def _checked_call(
     return tuple(converted), kwargs
 
 
+@functools.cache
+def _has_no_parts(kind: type) -> bool:
+    """True for classes that check their own values, such as `Prompts`, and for bool."""
+    return kind is bool or not issubclass(kind, int | float | Collection | PurePath | Tensor | torch.nn.Module)
+
+
 def _checked_value(
     title: str, name: str, hint: Any, value: Any, undefined: bool, tensors: dict[str, Tensor] | None = None
 ) -> Any:
+    if type(value) is hint and _has_no_parts(hint):
+        return value
     if _is_raw(value) and torch.nn.Module not in parts_of(hint):
         raise ArgumentError(f"{title}(): {name} {RAW}")
     if not (hint is Tensor and isinstance(value, Tensor)) and not fits(value, hint, undefined):
@@ -225,6 +240,8 @@ def _checked_value(
         if plain is value or not fits(plain, hint, undefined):
             raise ArgumentError(f"{title}(): {_refusal(name, hint, value, tensors or {}, undefined)}")
         value = plain
+    if type(value) is float:
+        return value
     if name.endswith(("seed", "seeds")) and isinstance(value, int | list | tuple | range):
         for each in [value] if isinstance(value, int) else value:
             if isinstance(each, int) and not fits(each, Seed):
@@ -265,10 +282,10 @@ def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
 
     Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
     """
-    tests = _tests(hint, undefined)
-    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts_of(hint):
+    if isinstance(value, _BYTES) and hint is not Any and bytes not in parts_of(hint):
         return False
-    return any(test(value) for test in tests)
+    first, *others = _tests(hint, undefined)
+    return first(value) or any(test(value) for test in others)
 
 
 @functools.cache
@@ -286,9 +303,11 @@ def _test(part: Any, undefined: bool) -> Callable[[Any], bool]:
                 not isinstance(value, Collection) or _elements_fit(value, part, undefined)
             )
         )
-    if type(part) is type and part not in (int, float):  # beartype takes ten times as long
+    if is_array(part) or (type(part) is type and part not in (int, float)):  # beartype takes ten times as long
         return lambda value: isinstance(value, part)
-    return lambda value: is_bearable(value, part, conf=_CONFS[undefined])
+    choices = get_args(part) if origin is Literal else ()
+    quick = _QUICK.get(part, lambda value: type(value) is str and value in choices)
+    return lambda value: quick(value) or is_bearable(value, part, conf=_CONFS[undefined])
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:

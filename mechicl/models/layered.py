@@ -76,6 +76,9 @@ class LayeredModel(HookedRootModule):
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _checked(predict(prompts))
+        if len(prompts) == 1:  # which cannot be divided; for a single prompt, planning takes as long as a layer
+            with torch.no_grad():
+                return _checked(predict(prompts))
         each, bound = max(self.bytes_per_prompt(prompts), 1), settings.memory
         if prompts.xs.device.type == "cpu":
             bound = min(bound, max(FAST_BYTES, FEWEST * each))

@@ -113,9 +113,15 @@ class Kind:
         return self.study.task.sample(self.n_prompts, seed=self.seed, **options)
 
     @cached_property
+    def opened_errors(self) -> Float[Tensor, "prompt"]:
+        """Squared errors of the opened model on the held-out prompts."""
+        return squared_errors(self.models[0], self.held_out)[:, 0]
+
+    @cached_property
     def squared_errors(self) -> Float[Tensor, "seed prompt"]:
         """Squared errors of the models on the held-out prompts."""
-        return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
+        others = (squared_errors(model, self.held_out)[:, 0] for model in self.models[1:])
+        return torch.stack([self.opened_errors, *others])
 
     @property
     def learned(self) -> tuple[str, str, Fact]:
@@ -125,7 +131,7 @@ class Kind:
             return NOT_COMPARED
         zero, averaging = prompts.query.ys.square().mean(-1), AlgorithmLearner(algorithms.averaging)
         baselines = {"predicting 0": zero, "averaging": squared_errors(averaging, prompts)[:, 0]}
-        return has_learned(self.squared_errors[0], baselines)
+        return has_learned(self.opened_errors, baselines)
 
     @cached_property
     def question(self) -> AlgorithmQuestion:

@@ -18,6 +18,7 @@ from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.analysis.layers.layer_learners import LayerLearner, trajectories
+from mechicl.analysis.layers.readouts import fit_each
 from mechicl.checkpoints.study import Models
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
@@ -91,12 +92,14 @@ class LayerMatching:
 
     def of(self, model: Any) -> MatchedSeed:
         """Match a model's layers with every family."""
-        readouts = fit_readouts(model, self.fitting)
-        learners: list[LayerLearner] = [readouts]
         if self.shared and "errors" in self.similarities:
-            fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
-            learners.append(fit_readouts(model, fitting, shared=True))
+            # every point of a prompt is a sample of a shared readout, so that half of the prompts suffice
+            n = len(self.fitting)
+            readouts, shared = fit_each(model, self.fitting, {False: n, True: n // 2})
+            learners: list[LayerLearner] = [readouts, shared]
             learners += [Lens(model)] if getattr(model, "reads_out", False) else []
+        else:
+            learners = [readouts := fit_readouts(model, self.fitting)]
         trajectory, *others = trajectories(learners, self.prompts)
         errors = LayerErrors.of(trajectory, self.prompts, at="points")
         matched = MatchedSeed(readouts, errors)

@@ -17,11 +17,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
+from beartype.door import is_bearable
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import algorithms, checkpoints
 from mechicl.base.arguments import (
+    _CONFS,
     ArgumentError,
     Count,
     Fraction,
@@ -213,6 +215,27 @@ def test_collections_of_different_ranges_are_different_annotations(collection, l
 @checked(undefined=True)
 def largest(values: Sequence[float], others: Float[Tensor, "n"] | None = None) -> float:
     return max(values)
+
+
+OF_ALL_KINDS = [
+    *(0, True, 2**64, -(2**64), 0.5, math.nan, math.inf, np.float64(0.5), np.float64("nan"), np.int64(1), "a", "b"),
+    *(
+        None,
+        enum.StrEnum("Choice", ["a"])("a"),
+        torch.ones(2),
+        torch.ones(2, 2),
+        torch.ones(2, dtype=torch.int),
+        PROMPTS,
+    ),
+]
+QUICK = [float, int, bool, str, Literal["a"], Literal["a", 1], Float[Tensor, "n"], Tensor, Prompts, float | None]
+
+
+@pytest.mark.parametrize("undefined", [False, True])
+@pytest.mark.parametrize("hint", QUICK, ids=str)
+def test_quick_tests_agree_with_beartype(hint: Any, undefined: bool):
+    for value in OF_ALL_KINDS:
+        assert fits(value, hint, undefined) == is_bearable(value, hint, conf=_CONFS[undefined]), value
 
 
 def test_undefined_values_are_accepted_if_the_decorator_allows_them():

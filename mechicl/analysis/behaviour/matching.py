@@ -164,6 +164,9 @@ def _weighted_mean(
     defined = values.isfinite()
     ever = defined.any(-1, keepdim=True)
     used = (defined | ~ever).all(1)  # [row prompt]: all pairs of the row that are ever defined are defined there
+    if used.all():  # one product for all rows
+        means = counts.double() @ values.flatten(0, 1).T / counts.double().sum(-1, keepdim=True)
+        return means.unflatten(1, values.shape[:2])
     weights = counts.double()[:, None] * used.double()
     sums = torch.einsum("srp,rcp->src", weights, values.nan_to_num(0.0))
     return (sums / weights.sum(-1, keepdim=True)).masked_fill(~ever[..., 0], math.nan)

@@ -1,7 +1,7 @@
 """Linear readouts of every layer, fitted in closed form: many ridge regressions at once, from running sums."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from mechicl.base.arguments import check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
+from mechicl.models.layered import FAST_BYTES, FEWEST
 from mechicl.prompts import Prompts
 
 PENALTIES = tuple(10.0**e for e in range(-12, 3))  # candidates, relative to the mean variance of the features
@@ -187,20 +188,36 @@ def fit_readouts(
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
         >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
-    if len(prompts) < FOLDS:
-        raise ValueError(f"{FOLDS}-fold cross-validation of {len(prompts)} prompts: give more prompts")
-    sums = RidgeSums()
+    return fit_each(model, prompts, {shared: len(prompts)}, progress)[0]
+
+
+def fit_each(
+    model: LayeredModel, prompts: Prompts, numbers: Mapping[bool, int], progress: bool | None = None
+) -> list[Readouts]:
+    """Fit readouts, by whether points share them, each on the first prompts of a number; the model runs once."""
+    if min(numbers.values()) < FOLDS:
+        raise ValueError(f"{FOLDS}-fold cross-validation of {min(numbers.values())} prompts: give more prompts")
+    sums = {shared: RidgeSums() for shared in numbers}
     n_layers, _, n_points, width = _read_streams(model, prompts[:1])[0].shape
-    held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim)
-    batches = list(prompt_batches(Lens(model), prompts, copies=STREAM_COPIES, reserved=held))
+    sites = [(n_layers,) if shared else (n_layers, n_points) for shared in numbers]
+    held = sum(count_sums(each, width, prompts.y_dim) for each in sites)
+    fast = max(FEWEST, int(FAST_BYTES / max(model.bytes_per_prompt(prompts), 1)))  # prompts that fit into a CPU's cache
+    parts = prompt_batches(Lens(model), prompts, copies=STREAM_COPIES, reserved=held)
+    batches = [each for part in parts for each in (part.split(fast) if part.device.type == "cpu" else [part])]
     for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
         streams, targets = _read_streams(model, part)
-        if shared:
-            sums.add(streams, targets[None])
-        else:
-            sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
-    weights, bias = (each[:, None] if shared else each for each in sums.solve())
-    return Readouts(model, weights, bias, shared)
+        for shared, each in sums.items():
+            n = max(numbers[shared] - each.n_prompts, 0)
+            seen, ys = streams[:, :n], targets[:n]
+            if shared and n:
+                each.add(seen, ys[None])
+            elif n:
+                each.add(seen.transpose(1, 2)[..., None, :], ys.transpose(0, 1)[None, :, :, None])
+    fitted = []
+    for shared, each in sums.items():
+        weights, bias = (maps[:, None] if shared else maps for maps in each.solve())
+        fitted.append(Readouts(model, weights, bias, shared))
+    return fitted
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]

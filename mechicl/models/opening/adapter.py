@@ -1,7 +1,7 @@
 """`ModelAdapter`: run, resume and record any model with hooks."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, get_args
 
@@ -94,7 +94,7 @@ class ModelAdapter:
         options = {} if cache is None else {"past_kv_cache" if self.reads_prompts else "past_key_values": cache}
         if not self.reads_prompts:
             return self._select_read(self._run_other(tokens, hooks, **options))
-        with self.model.hooks(fwd_hooks=list(hooks)):
+        with self.model.hooks(fwd_hooks=list(hooks)) if hooks else nullcontext():
             return self._select_read(self.model(tokens, at=self.at, **options))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:

@@ -17,7 +17,7 @@ from mechicl.analysis.behaviour.alignment import (
     similarity_of_weights,
 )
 from mechicl.analysis.behaviour.growth import fit_growth
-from mechicl.analysis.behaviour.matching import STEP_COPIES
+from mechicl.analysis.behaviour.matching import STEP_COPIES, _weighted_mean
 from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory
 from mechicl.learners.learners import bytes_per_prompt
@@ -233,6 +233,16 @@ def test_means_are_over_common_prompts_with_a_similarity():
     result = Match("a", "b", (0,), (1, 2), some, "errors")
     assert result.mean()[0, 0].item() == pytest.approx(0.75)
     assert result.best()[0].similarity.n == 2
+
+
+def test_means_of_all_rows_at_once_are_those_of_each_row():
+    values = torch.rand(3, 4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values[1, 2] = math.nan  # nowhere defined
+    counts = torch.arange(20.0).view(2, 10)
+    left_out = torch.zeros(3, 4, 1, dtype=torch.float64)
+    left_out[0], left_out[1, 2] = math.nan, math.nan  # of a prompt that was never drawn
+    each_row = _weighted_mean(torch.cat([values, left_out], -1), torch.cat([counts, torch.zeros(2, 1)], -1))
+    torch.testing.assert_close(_weighted_mean(values, counts), each_row, equal_nan=True)
 
 
 def test_a_family_over_another_hyperparameter_and_a_learner_without_steps_are_matched_too():

@@ -12,7 +12,7 @@ from mechicl.algorithms import gradient_descent, newton
 from mechicl.analysis import Lens, Readouts, fit_readouts, probe
 from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.analysis.layers.layer_learners import trajectories
-from mechicl.analysis.layers.readouts import RidgeSums
+from mechicl.analysis.layers.readouts import RidgeSums, fit_each
 from mechicl.base.settings import settings
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -127,6 +127,18 @@ def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts
             rows, rows_held = (np.concatenate([a[:, t], np.ones((len(a), 1))], axis=1) for a in (x, x_held))
             expected = rows_held @ np.linalg.lstsq(rows, prompts.ys[:, t].numpy(), rcond=1e-10)[0]
             np.testing.assert_allclose(predictions[layer, :, t].numpy(), expected, atol=1e-5)
+
+
+def test_two_fits_from_one_run_are_those_of_two(monkeypatch):
+    monkeypatch.setattr("mechicl.analysis.layers.readouts.FAST_BYTES", 1)  # 64 prompts at a time
+    model, prompts = HookedTransformer(CFG, seed=1), TASK.sample(150, seed=2)
+    both = fit_each(model, prompts, {False: 150, True: 100})
+    for fitted, alone in zip(
+        both, (fit_readouts(model, prompts), fit_readouts(model, prompts[:100], shared=True)), strict=True
+    ):
+        assert fitted.shared == alone.shared
+        torch.testing.assert_close(fitted.weights, alone.weights, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(fitted.bias, alone.bias, rtol=1e-8, atol=1e-9)
 
 
 def test_shared_readouts_pool_all_points(model, prompts, monkeypatch):
