@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import predict_sequences
-from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, FineTuningDivergedError, ParallelSGD
+from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
 from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
@@ -30,7 +30,6 @@ class TuningSearch(Scored, Result):
         score: right (1) or wrong (0), or minus the squared error.
         loss: cross entropy over the choices in nats, or squared error.
         tuning: the settings other than learning rate and epochs.
-        tuned: the result of the fine-tuning with the `best` settings; None in a search that was loaded.
     """
 
     learning_rates: tuple[float, ...]
@@ -39,7 +38,6 @@ class TuningSearch(Scored, Result):
     loss: Float[Tensor, "learning_rate epoch query"]
     tuning: FineTuning
     choose_by: Literal["score", "loss"] = "score"
-    tuned: FineTuned | None = field(metadata={"stored": False}, default=None)
 
     @property
     def best(self) -> FineTuning:
@@ -110,34 +108,29 @@ def search_tuning(
         raise ValueError(f"learning_rates and epochs must not be empty, got {rates} and {numbers}")
     settings = tuning or FineTuning()
     while True:
-        search = _search_grid(model, held_out, settings, rates, numbers, choose_by, progress)
+        score, loss = _measure_grid(model, held_out, settings, rates, numbers, progress)
+        search = TuningSearch(rates, numbers, score, loss, settings, choose_by)
         if not widen or not search.at_edge:
             return search
         widen, (rates, numbers) = widen - 1, search.wider()
 
 
-def _search_grid(
+def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
-    choose_by: Literal["score", "loss"], progress: bool | None,
-) -> TuningSearch:  # fmt: skip
-    """Measure all settings of a grid, and keep the best of the fine-tunings."""
+    progress: bool | None,
+) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
     sgd = ParallelSGD(model, [held_out] * len(rates), replace(settings, epochs=numbers[-1]), rates)
-    finite, every, tuned = torch.ones(len(rates), dtype=torch.bool), [], None
+    finite = torch.ones(len(rates), dtype=torch.bool)
     bar = progress_bar(sgd.epochs(), total=numbers[-1], unit="epoch", progress=progress)
     for epoch, losses in enumerate(bar, 1):
-        every.append(losses)
         finite &= losses.isfinite().all(1).cpu()
         for i in finite.nonzero()[:, 0].tolist() if epoch in numbers else ():
             outputs = predict_sequences(adapter, held_out.zero_shot, sgd.changes_of(i), linearized=linearized)
             finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
             if finite[i]:
                 measures[:, i, numbers.index(epoch)] = torch.stack(scores_and_losses(outputs, held_out))
-                best = TuningSearch(rates, numbers, measures[0], measures[1], settings, choose_by).best
-                if best == replace(settings, learning_rate=rates[i], epochs=epoch):  # so far
-                    changes = {name: change.clone() for name, change in sgd.changes_of(i).items()}
-                    tuned = FineTuned(changes, best, torch.stack([each[i] for each in every]))
-    if tuned is None:
+    if measures.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
-    return TuningSearch(rates, numbers, measures[0], measures[1], settings, choose_by, tuned)
+    return measures

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.finetuning.context_comparison import BeforeFineTuning, FineTuningComparison
 from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
-from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method
+from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.base.arguments import checked
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
@@ -158,9 +158,7 @@ def study_task(
             model, held_out, replace(settings, method=method), progress=progress,
             **(search or {}),
         )  # fmt: skip
-        tuned = searches[method].tuned  # on the same demonstrations
-        assert tuned is not None
-        comparisons[method] = before.compare_with(tuned)
+        comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     return TaskStudy(texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons)
 
 
