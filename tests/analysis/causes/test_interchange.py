@@ -94,6 +94,9 @@ def test_r2_is_its_formula(model):
         error = (predicted - expected).square().mean() / (source - base).square().mean()
         assert r2.mean == pytest.approx(1 - error.item(), abs=1e-12)
         assert r2.low < r2.mean < r2.high
+    unmoved = hypothesis.algorithm.predict(prompts)
+    moved = (result.expected - unmoved.T).square().mean((1, 2)) / (source - base).square().mean()
+    torch.testing.assert_close(torch.tensor([each.mean for each in result.expected_moved]).double(), moved)
 
 
 def algorithm_states(prompts: Prompts, after: int) -> Tensor:
