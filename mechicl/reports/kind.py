@@ -217,7 +217,7 @@ class Kind:
         }
         more = []
         if left_out:
-            gaps = f"The section{'s' * (len(left_out) > 1)} {', '.join(left_out)} (reasons at the end)."
+            gaps = f"Sections left out: {', '.join(left_out)} (reasons at the end)."
             verdict.sentences[NOT_TESTED] = f"{verdict.sentences.get(NOT_TESTED, '')} {gaps}".strip()
             more = [Section("What this report leaves out", "", table(("section", "why"), list(left_out.items())))]
         comparison = comparison.with_more(

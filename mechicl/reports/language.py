@@ -191,7 +191,8 @@ def _verdict(
     gains = {task: scores.gain(task, level=together) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
     count = f"{len(learned)} of {len(gains)}"
-    title = f"It learns in context on {count} tasks"
+    named = f": {', '.join(learned)}" if len(learned) < 4 else ""
+    title = f"It learns in context on {count} tasks{named}"
     if not learned:
         title = f"It does not learn in context beyond what shuffled labels give, on any of {len(gains)} tasks"
     shots, n, task = scores.shots[-1], len(vector.heads), vector.task.replace("_", " ")
@@ -236,7 +237,7 @@ def _verdict(
     facts = [
         (percent(right["true"]), f"accuracy on {task} after {shots} examples; {percent(right['shuffled'])} if their "
          "labels are shuffled"),
-        (_points(gain), f"for the right answer, if the outputs of its {n} strongest heads are added to prompts without "
+        (_points(gain), f"for the right answer, if the means of its {n} strongest heads are added to prompts without "
          "examples"),
         (_points(lost[FUNCTION]), f"for the right answer without these {n} heads"),
     ]  # fmt: skip

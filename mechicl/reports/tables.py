@@ -193,8 +193,8 @@ class OfTables(Kind):
         facts = [*answer.facts]
         restored = [row for row in comparison.rows if row.quantity.startswith(f"{RESTORED} the row to predict")]
         if there := next((row for row in restored if row.ends[1] > 0.5), None):
-            facts.append((str(there), f"of the labels' effect is in {there.quantity.removeprefix(f'{RESTORED} ')}, "
-                          "the first layer with more than half"))  # fmt: skip
+            place = there.quantity.removeprefix(f"{RESTORED} ")
+            facts.append((str(there), f"of the labels' effect has reached {place}; before, it is less than half"))
         gaps = [] if restored else ["what carries the predictions inside: the model cannot be opened"]
         gaps.append("tables of other sizes and of other origin")
         sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."

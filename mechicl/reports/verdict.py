@@ -132,8 +132,8 @@ def has_learned(
     words = " and ".join(f"{percent(ratio)} of that of {name}" for name, ratio in ratios.items())
     (name, first), *others = ratios.items()
     next_to = [
-        f"its {loss}, as a share of that of {name}",
-        *(f"{percent(ratio)} of {other}'s" for other, ratio in others),
+        f"its {loss} relative to that of {name}",
+        *(f"{percent(ratio)} relative to that of {other}" for other, ratio in others),
     ]
     fact = percent(first), "; ".join(next_to)
     for name, ratio in ratios.items():
@@ -225,11 +225,15 @@ def which_algorithm(
         "n_prompts": distance.n,
     }
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
-    more = f"; {percent(identified.distance(unlike).mean)} by the next, {learner_phrase(unlike.name)}" if unlike else ""
-    changed = f": on changed prompts, {percent(match.changed_distances.mean().item())} is unexplained"
-    belief = "in the name of its family of algorithms" if is_named else (
-        f"that it is none of the {many} tried{changed if nearness == 'like' else ''}"
-    )  # fmt: skip
+    more = ""
+    if unlike:
+        more = (
+            f"; {percent(identified.distance(unlike).mean)} by the next of another kind, {learner_phrase(unlike.name)}"
+        )
+    belief = "in the name of its family of algorithms" if is_named else f"that it is none of the {many} tried"
+    if nearness == "like" and not is_named:
+        changed = percent(match.changed_distances.mean().item())
+        belief += f": on changed prompts, {changed} is unexplained, more than a copy would leave"
     share = f"of its predictions unexplained by {name}{more}"
     facts = [(percent(distance), share), *([(sure, f"confidence {belief}")] if sure else [])]
     return Answer(headline, nearness, match, rivals, " ".join(words), numbers, facts)

@@ -262,8 +262,8 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
     task = draw.literal(vector.task.replace("_", " "))
     values = vector.indirect_effects.mean(-1).T  # layers along the horizontal axis: there are more of them
     bound = float(values.abs().max()) or 1.0
-    effects = f"Effect of each head, {task}<br>(darkest: {100 * bound:.0f} points of probability)"
-    names = ["Accuracy by number of demonstrations", draw.Markup(effects)]
+    effects = f"Effect of heads (layer.head), {task}<br>(darkest: {100 * bound:.0f} points of probability)"
+    names = [f"Accuracy, mean of {len(scores.tasks)} tasks", draw.Markup(effects)]
     fig = draw.panels("", names, horizontal_spacing=0.16)
     labels = [f"{label} labels" for label in scores.labels]
     for k, (name, color) in enumerate(zip(labels, draw.colors_for(labels), strict=True)):

@@ -362,7 +362,7 @@ def test_a_section_that_is_not_requested_is_not_computed(tmp_path: Path, monkeyp
     verdict = read(tmp_path / "one.json")["verdict"]
     assert verdict["headline"] == "It has learned the task"
     assert list(verdict["sentences"]) == ["Has it learned the task?", "What was not tested?"]
-    assert "The sections causes, " in verdict["sentences"]["What was not tested?"]
+    assert "Sections left out: causes, " in verdict["sentences"]["What was not tested?"]
     assert "learned: " in read(tmp_path / "tokens.json")["verdict"]["headline"]
 
 
@@ -411,7 +411,7 @@ def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, h
     assert found == headline
     assert words.startswith(headline or "It has learned the task")
     assert f"{value} of that of predicting 0" in words
-    assert meaning.startswith("its squared error, as a share of that of predicting 0; ")
+    assert meaning.startswith("its squared error relative to that of predicting 0; ")
 
 
 @dataclass(frozen=True)
