@@ -99,6 +99,7 @@ def test_a_delay_is_read_off_the_curves_of_training_and_new_tasks():
     measured = measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": curve}))
     assert (measured["fit_step"], measured["new_step"], measured["delay"]) == (20.0, 40.0, 2.0)
     assert (measured["rise"], measured["fall"]) == (pytest.approx(3.0), 1.0)
+    assert measured["fit_change"] == 1.0
     assert (measured["fit_loss"], measured["new_loss"], measured["least_new_loss"]) == (0.05, 0.3, 0.1)
     assert measured["nothing_loss"] == pytest.approx(REGRESSION.x_dim / 12, rel=0.02)
     assert measured["step_loss"] == pytest.approx(one_step_optimum(REGRESSION).mse)

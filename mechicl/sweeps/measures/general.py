@@ -116,8 +116,10 @@ def fitting(checkpoint: Checkpoint) -> ColumnValues:
     Returns:
         `fit_step` and `new_step`, the first steps at which the loss is low on the training tasks and on new ones (NaN
         if it never is), and `delay`, the second over the first; `rise`, the largest factor by which the loss on new
-        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `least_new_loss`;
-        `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`, of predicting 0.
+        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `fit_change`, the
+        training loss at that peak over the one at the least value before: below 1 if the model memorises meanwhile;
+        `least_new_loss`; `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`,
+        of predicting 0.
     """
     one_model(checkpoint)
     task, curve = task_of(checkpoint, FixedTasks, "fitting"), checkpoint.record.get("curve", {})
@@ -145,6 +147,7 @@ def fitting(checkpoint: Checkpoint) -> ColumnValues:
         "delay": first_low(new) / first_low(fit),
         "rise": above_least[peak].item(),
         "fall": (new[peak] / new[peak:].min()).item(),
+        "fit_change": (fit[peak] / fit[new[: peak + 1].argmin()]).item(),
         "fit_loss": fit[-1].item(),
         "new_loss": new[-1].item(),
         "least_new_loss": new.min().item(),
