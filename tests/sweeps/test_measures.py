@@ -99,6 +99,7 @@ def test_a_delay_is_read_off_the_curves_of_training_and_new_tasks():
     measured = measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": curve}))
     assert (measured["fit_step"], measured["new_step"], measured["delay"]) == (20.0, 40.0, 2.0)
     assert (measured["rise"], measured["fall"]) == (pytest.approx(3.0), 1.0)
+    assert (measured["steady_rise"], measured["steady_fall"], measured["fit_change"]) == (1.0, 1.0, 1.0)  # of 4 losses
     assert (measured["fit_loss"], measured["new_loss"], measured["least_new_loss"]) == (0.05, 0.3, 0.1)
     assert measured["nothing_loss"] == pytest.approx(REGRESSION.x_dim / 12, rel=0.02)
     assert measured["step_loss"] == pytest.approx(one_step_optimum(REGRESSION).mse)
@@ -108,6 +109,17 @@ def test_a_delay_is_read_off_the_curves_of_training_and_new_tasks():
         measures.fitting(checkpoint(untrained(REGRESSION), task))
     with pytest.raises(ValueError, match="is for models of FixedTasks"):
         measures.fitting(checkpoint(untrained(REGRESSION), REGRESSION))
+    waves = [3.0, 2.0, 9.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 1.0, 1.0, 1.0]  # a spike, and a rise that lasts
+    steps = list(range(len(waves)))
+    curve_of = {
+        "step": steps,
+        "loss": [[9.0 - x / 2] for x in steps],
+        "eval_step": steps,
+        "eval_loss": [[x] for x in waves],
+    }
+    measured = measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": curve_of}))
+    assert (measured["rise"], measured["steady_rise"], measured["steady_fall"]) == (4.5, 2.0, 4.0)
+    assert measured["fit_change"] < 1
 
 
 # ---- Markov chains ----

@@ -116,8 +116,11 @@ def fitting(checkpoint: Checkpoint) -> ColumnValues:
     Returns:
         `fit_step` and `new_step`, the first steps at which the loss is low on the training tasks and on new ones (NaN
         if it never is), and `delay`, the second over the first; `rise`, the largest factor by which the loss on new
-        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `least_new_loss`;
-        `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`, of predicting 0.
+        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `steady_rise` and
+        `steady_fall`, the same of running medians of five recorded losses, without spikes; `fit_change`, the training
+        loss at the latter's peak over the one at the least value before, below 1 if the model memorises meanwhile;
+        `least_new_loss`; `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`,
+        of predicting 0.
     """
     one_model(checkpoint)
     task, curve = task_of(checkpoint, FixedTasks, "fitting"), checkpoint.record.get("curve", {})
@@ -137,20 +140,31 @@ def fitting(checkpoint: Checkpoint) -> ColumnValues:
         low = (losses <= (nothing + best) / 2).nonzero().flatten()
         return float(steps[int(low[0])]) if len(low) else math.nan
 
-    above_least = new / new.cummin(0).values
-    peak = int(above_least.argmax())
+    smooth_fit, smooth_new = (losses.unfold(0, min(5, len(steps)), 1).median(-1).values for losses in (fit, new))
+    (rise, fall, _, _), (steady_rise, steady_fall, least, peak) = map(_rise_and_fall, (new, smooth_new))
     return {
         "fit_step": first_low(fit),
         "new_step": first_low(new),
         "delay": first_low(new) / first_low(fit),
-        "rise": above_least[peak].item(),
-        "fall": (new[peak] / new[peak:].min()).item(),
+        "rise": rise,
+        "fall": fall,
+        "steady_rise": steady_rise,
+        "steady_fall": steady_fall,
+        "fit_change": (smooth_fit[peak] / smooth_fit[least]).item(),
         "fit_loss": fit[-1].item(),
         "new_loss": new[-1].item(),
         "least_new_loss": new.min().item(),
         "step_loss": best,
         "nothing_loss": nothing,
     }
+
+
+def _rise_and_fall(losses: Tensor) -> tuple[float, float, int, int]:
+    """Largest factor above the least loss before, the factor of the fall after it, and the places of both losses."""
+    above_least = losses / losses.cummin(0).values
+    peak = int(above_least.argmax())
+    least = int(losses[: peak + 1].argmin())
+    return above_least[peak].item(), (losses[peak] / losses[peak:].min()).item(), least, peak
 
 
 def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> ColumnValues:
