@@ -36,7 +36,7 @@ N_IDENTIFY = 1024  # prompts to fit families on, and to rank them on
 N_UNTRAINED = 256  # prompts for the untrained network
 N_SNAPSHOT = 256  # prompts at each snapshot
 ALGORITHM_SEED = 5_000_003
-CORRELATIONAL = "whether it runs the algorithm inside: only predictions were compared"
+CORRELATIONAL = "whether it runs the algorithm inside: only predictions were compared with the algorithm's"
 FAMILIES = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by the
     squared distance of predictions on other prompts, relative to the model's squared predictions: 0% if they are
     equal, 100% for predicting 0."""
