@@ -26,6 +26,11 @@ FAST_BYTES, FEWEST = 2**24, 64
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
 
 
+def fast_batch(bytes_per_prompt: float) -> int:
+    """Return the number of prompts whose activations fit into a processor's cache."""
+    return max(FEWEST, int(FAST_BYTES / max(bytes_per_prompt, 1)))
+
+
 class LayeredModel(HookedRootModule):
     """A learner with hooks whose stream can be read at every layer.
 
@@ -79,11 +84,12 @@ class LayeredModel(HookedRootModule):
         if len(prompts) == 1:  # which cannot be divided; for a single prompt, planning takes as long as a layer
             with torch.no_grad():
                 return _checked(predict(prompts))
-        each, bound = max(self.bytes_per_prompt(prompts), 1), settings.memory
+        each = max(self.bytes_per_prompt(prompts), 1)
+        n = max(1, int(settings.memory / each))
         if prompts.xs.device.type == "cpu":
-            bound = min(bound, max(FAST_BYTES, FEWEST * each))
+            n = min(n, fast_batch(each))
         with torch.no_grad():
-            parts = [predict(part) for part in prompts.split(max(1, int(bound / each)))]
+            parts = [predict(part) for part in prompts.split(n)]
         return _checked(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     # ---- the stream, layer by layer ----

@@ -83,6 +83,7 @@ def report(
     path = Path(path)
     folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
     check_writable(folder)
+    bars = settings(progress=settings.progress if progress is None else progress)
     if isinstance(model, str | Path):
         model = load_language_model(model) if is_language_model(model) else load_checkpoint(model)
     of_words = task is None or isinstance(task, str | Sequence)
@@ -94,7 +95,7 @@ def report(
         if given := [option for option, value in options.items() if value is not None]:
             raise ValueError(f"the report on a language model takes task, path and progress, got {', '.join(given)}")
         tasks = (task,) if isinstance(task, str) else task
-        with settings(progress=settings.progress if progress is None else progress):
+        with bars:
             return report_language(model, folder, tasks=tasks, name=name)
     if not isinstance(model, Study | Checkpoint | Sequence) and not hasattr(model, "predict"):
         raise TypeError(f"model must be a Study, a learner with predict(prompts), a list of them, a Checkpoint, a "
@@ -106,7 +107,7 @@ def report(
         opened = model
     else:
         opened = Study(model, **options)
-    with settings(progress=settings.progress if progress is None else progress):
+    with bars:
         return _kind(opened)(opened, n_prompts=n_prompts).write(folder, name, sections)
 
 

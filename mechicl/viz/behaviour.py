@@ -314,5 +314,7 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     for (kind, heights), color in zip(values.items(), (draw.PALETTE[4], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
     return (
-        fig.update_xaxes(type="category").update_yaxes(range=[0, 1], tickformat=".0%").update_layout(legend=draw.BELOW)
+        fig.update_xaxes(type="category")
+        .update_yaxes(range=[0, 1], tickformat=draw.PERCENT)
+        .update_layout(legend=draw.BELOW)
     )

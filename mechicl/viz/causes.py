@@ -40,7 +40,7 @@ def hypotheses_ranked(result: HypothesisTest) -> go.Figure:
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
     fig = draw.interval_dots("Which algorithm does it run?", "effects explained", names, effects, notes=weakest)
-    return fig.add_vline(x=1, line={"width": 1, "dash": "dot"}).update_xaxes(tickformat=".0%")
+    return fig.add_vline(x=1, line={"width": 1, "dash": "dot"}).update_xaxes(tickformat=draw.PERCENT)
 
 
 @checked

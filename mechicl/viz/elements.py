@@ -41,6 +41,7 @@ SIGNED = "RdBu"
 """Colour scale of quantities with a sign: blue is positive, red is negative, in every figure."""
 SHARES = "Blues"
 """Colour scale of quantities without a sign: attention, shares."""
+PERCENT = ".0%"  # format of axes of accuracies, probabilities and shares
 MANY = 7  # names from which on a colour scale is used
 WHOLE = 16  # integers of an axis that all get a tick
 DECADES = 6  # decades of a logarithmic axis that all get a tick

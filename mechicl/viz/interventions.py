@@ -26,7 +26,6 @@ ABOVE = 95  # pixels above a panel of a head table, for its name and the axis of
 READERS = {"Q": "queries", "K": "keys", "V": "values"}
 N_NAMED = 4  # heads of a map that are named, if they are at least APART layers or heads from each other
 APART = 3
-PERCENT = ".0%"  # of axes of accuracies and probabilities
 
 
 @checked
@@ -270,7 +269,7 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
         means = [interval(accuracy.flatten().double()).within(0, 1) for accuracy in scores.accuracy[:, k].unbind(1)]
         draw.add_intervals(fig, list(scores.shots), means, name, color, place=draw.panel(0, 2))
     fig.update_xaxes(title_text="demonstrations", tickvals=list(scores.shots), **draw.panel(0, 2))
-    fig.update_yaxes(range=[-0.02, 1.02], tickformat=PERCENT, **draw.panel(0, 2))
+    fig.update_yaxes(range=[-0.02, 1.02], tickformat=draw.PERCENT, **draw.panel(0, 2))
     look = {"showscale": False, **draw.signed_scale(bound)}
     heads, layers = map(range, values.shape)
     draw.add_heatmap(fig, values, layers, heads, "head %{x}.%{y}: %{z:.2%}", place=draw.panel(1, 2), **look)
@@ -295,7 +294,7 @@ def few_shot_curves(scores: FewShotScores, task: str | None = None) -> go.Figure
     title = scores.tasks[t].replace("_", " ")
     fig = draw.interval_lines(title, "demonstrations", "accuracy", list(scores.shots), curves)
     fig.update_xaxes(tickvals=list(scores.shots))
-    return fig.update_yaxes(range=[-0.02, 1.02], tickformat=PERCENT)
+    return fig.update_yaxes(range=[-0.02, 1.02], tickformat=draw.PERCENT)
 
 
 def head_effects(vector: FunctionVector) -> go.Figure:
@@ -315,13 +314,13 @@ def curves_by_layer(vector: FunctionVector) -> go.Figure:
     curves = {name: [interval(values.double()) for values in lines] for name, lines in added.items()}
     title = "Probability of the right answer without demonstrations"
     fig = draw.interval_lines(title, "layer", "probability", list(range(len(vector.added))), curves)
-    return fig.update_yaxes(tickformat=PERCENT)
+    return fig.update_yaxes(tickformat=draw.PERCENT)
 
 
 def ablation_bars(ablations: Mapping[str, MatchedAblation]) -> go.Figure:
     """Draw the right answer's probability without some heads (`ablate_matched`, by name), and without random ones."""
     fig = draw.figure("Probability of the right answer", "", "probability")
-    fig.update_xaxes(type="category").update_yaxes(tickformat=PERCENT)
+    fig.update_xaxes(type="category").update_yaxes(tickformat=draw.PERCENT)
     for name in ("intact", "ablated", "matched"):
         label = {"ablated": "without these heads", "matched": "without random heads of the same layers"}.get(name, name)
         samples = [getattr(result, name).double() for result in ablations.values()]

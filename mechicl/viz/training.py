@@ -223,7 +223,7 @@ def settings_figure(
         fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",
                       name="chance", showlegend=i == 0)  # fmt: skip
     fig.update_layout(barmode="group", bargap=0.25)
-    fig.update_yaxes(tickformat=".0%")
+    fig.update_yaxes(tickformat=draw.PERCENT)
     return fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
 
 

@@ -14,7 +14,7 @@ from mechicl.base.arguments import check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
-from mechicl.models.layered import FAST_BYTES, FEWEST
+from mechicl.models.layered import fast_batch
 from mechicl.prompts import Prompts
 
 PENALTIES = tuple(10.0**e for e in range(-12, 3))  # candidates, relative to the mean variance of the features
@@ -201,7 +201,7 @@ def fit_each(
     n_layers, _, n_points, width = _read_streams(model, prompts[:1])[0].shape
     sites = [(n_layers,) if shared else (n_layers, n_points) for shared in numbers]
     held = sum(count_sums(each, width, prompts.y_dim) for each in sites)
-    fast = max(FEWEST, int(FAST_BYTES / max(model.bytes_per_prompt(prompts), 1)))  # prompts that fit into a CPU's cache
+    fast = fast_batch(model.bytes_per_prompt(prompts))
     parts = prompt_batches(Lens(model), prompts, copies=STREAM_COPIES, reserved=held)
     batches = [each for part in parts for each in (part.split(fast) if part.device.type == "cpu" else [part])]
     for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):

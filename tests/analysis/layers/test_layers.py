@@ -130,7 +130,7 @@ def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts
 
 
 def test_two_fits_from_one_run_are_those_of_two(monkeypatch):
-    monkeypatch.setattr("mechicl.analysis.layers.readouts.FAST_BYTES", 1)  # 64 prompts at a time
+    monkeypatch.setattr("mechicl.models.layered.FAST_BYTES", 1)  # 64 prompts at a time
     model, prompts = HookedTransformer(CFG, seed=1), TASK.sample(150, seed=2)
     both = fit_each(model, prompts, {False: 150, True: 100})
     for fitted, alone in zip(
