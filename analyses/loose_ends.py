@@ -21,7 +21,7 @@ from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import by_seed, in_float64, kept_seeds, query_errors
 from mechicl.analysis import read_weight_products
 from mechicl.analysis.behaviour import tuned_descent
-from mechicl.analysis.weights.construction_families import Family, family_for, project_weights
+from mechicl.analysis.weights.construction_families import ConstructionFamily, family_for, project_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig, build
@@ -294,7 +294,9 @@ FIVE = (
 )
 
 
-def balanced(model: HookedTransformer, family: Family, values: Float[Tensor, "parameter"]) -> HookedTransformer:
+def balanced(
+    model: HookedTransformer, family: ConstructionFamily, values: Float[Tensor, "parameter"]
+) -> HookedTransformer:
     """A member of a family of one head, in a model's float32 weights; both products of a layer have one norm."""
     products, model = family.products(values), copy.deepcopy(model)
     with torch.no_grad():
@@ -310,7 +312,7 @@ def balanced(model: HookedTransformer, family: Family, values: Float[Tensor, "pa
 
 
 def tuned_member(
-    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, iterations: int = 30
+    family: ConstructionFamily, start: Float[Tensor, "parameter"], prompts: Prompts, iterations: int = 30
 ) -> Float[Tensor, "parameter"]:
     """The member of a family with the least squared error, from a start with positive numbers; a 0 in it stays 0."""
     free = start > 0

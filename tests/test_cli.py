@@ -20,7 +20,7 @@ from mechicl.base import shipped
 from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.cli.train import named_presets
 from mechicl.tasks import DecisionTrees, FixedTasks, LinearRegression, SineRegression
-from mechicl.tasks.registry import KINDS
+from mechicl.tasks.registry import TASK_KINDS
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, presets
 from mechicl.training.state import STATE_FILE
 
@@ -190,13 +190,13 @@ def test_the_kind_of_task_can_be_changed(here, words, task):
 
 
 def test_every_kind_of_task_is_offered(capsys):
-    for kind in KINDS:
+    for kind in TASK_KINDS:
         config = named_presets(["--task", kind.__name__], ["lsa-1l"])["lsa-1l"].config
         assert type(config.task) is kind
     with pytest.raises(SystemExit):
         cli.main(["train", "lsa-1l", "--task", "Parity"])
     refused = "".join(capsys.readouterr().err.replace("│", " ").split())
-    assert all(kind.__name__ in refused for kind in KINDS)
+    assert all(kind.__name__ in refused for kind in TASK_KINDS)
 
 
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):

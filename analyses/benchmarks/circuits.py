@@ -64,6 +64,20 @@ def program_rows(names: tuple[str, ...]) -> list[Row]:
     ]  # fmt: skip
 
 
+def largest_row(names: tuple[str, ...] = ("sum_of_tokens", "window", "sum_of_positions", "never_negative")) -> Row:
+    """CPU seconds of the slowest search among the programs with the most edges."""
+    seconds = {}
+    for name in names:
+        model = compile_program(name)
+        started = time.process_time()
+        find_circuit(model, model.sample_ids(N_PROMPTS, seed=0), progress=False)
+        seconds[name] = time.process_time() - started, len(list_edges(model))
+    slowest, (most, n_edges) = max(seconds.items(), key=lambda each: each[1])
+    largest = max(n for _, n in seconds.values())
+    words = f"{slowest}, {n_edges} edges; the largest of {len(names)} has {largest}"
+    return row("circuit of a large compiled program, with effects: seconds", [most], "<= 20", words)
+
+
 def hidden_rows(names: tuple[str, ...]) -> list[Row]:
     """The same programs in a rotated stream, each head in a random gauge, with a distractor in every layer."""
     found = []

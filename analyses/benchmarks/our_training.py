@@ -22,7 +22,7 @@ def steps_per_second(config: TrainingConfig) -> float:
 
 def linear_config(
     n_layers: int, steps: int, batch_size: int, n_seeds: int = 1, x_dim: int = 10, n_context: int = 10,
-    compiled: bool = False,
+    compiled: bool | None = False,
 ) -> TrainingConfig:  # fmt: skip
     """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
     return TrainingConfig(
@@ -68,6 +68,14 @@ class Linear(OfPreset):
 
     def __init__(self, **sizes: Any):
         self.config = linear_config(steps=1, **sizes)
+
+    def seconds(self, steps: int) -> float:
+        """How long a whole training takes: with choosing routes, compiling, evaluation and saves."""
+        config = self.config.replace(steps=steps, log_every=steps, eval_every=steps)
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            train(config, folder, progress=False)
+            return time.perf_counter() - started
 
 
 class Recurrent(OfPreset):

@@ -5,7 +5,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.apart import Apart
+from benchmarks.apart import Apart, peers
 from benchmarks.rows import Row, Settings, alternate, compare_speeds, ratios, row, seconds
 from mechicl.training import PRESETS, TrainingConfig, train
 
@@ -26,24 +26,42 @@ def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[R
         for words in ("", ", compile=True")
     }
     torch_twin = partial(Apart, "torch_twins:plain_training", **sizes)
-    peers = {EAGER: torch_twin, JAX: partial(Apart, "jax_twins:Quickest", steps=steps // 3, **sizes)}
+    others = {EAGER: torch_twin, JAX: partial(Apart, "jax_twins:Quickest", steps=steps // 3, **sizes)}
     if not one_core:
-        peers["the same under torch.compile"] = partial(torch_twin, compiled=True)
-        peers["jax as one writes it first"] = partial(Apart, "jax_twins:usual", steps=steps // 3, **sizes)
+        others["the same under torch.compile"] = partial(torch_twin, compiled=True)
+        others["jax as one writes it first"] = partial(Apart, "jax_twins:usual", steps=steps // 3, **sizes)
     speeds, forms = compare_speeds(
-        ours | peers, lambda name: steps // (1 if name in ours else 3 if "jax" in name else 4), rounds
+        ours | others, lambda name: steps // (1 if name in ours else 3 if "jax" in name else 4), rounds
     )
     where = f"{WORDS[n_layers]}{', one core' if one_core else ''}"
     return [
         row(f"training speed over {name}, {where}{words}", ratios(speeds[words], speeds[name]),
             bars.get(name, "shown"), speed_words(speeds[words], speeds[name], forms.get(name)))
-        for words in ours for name in peers if name in speeds
+        for words in ours for name in others if name in speeds
     ]  # fmt: skip
 
 
 def speed_words(mine: list[float], others: list[float], form: str | None) -> str:
     words = f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}"
     return f"{words}; {form}" if form else words
+
+
+def whole_row(n_layers: int, bar: str, steps: int = 10_000) -> Row | None:
+    """A whole training with default settings, with compiling; jax's steps alone, at their speed over a tenth."""
+    sizes: dict[str, Any] = {"n_layers": n_layers, "batch_size": BATCH_SIZE}
+    make = {
+        "ours": partial(Apart, "our_training:Linear", ours=True, compiled=None, **sizes),
+        JAX: partial(Apart, "jax_twins:Quickest", steps=STEPS[n_layers] // 3, **sizes),
+    }
+    with peers(make) as made:
+        if JAX not in made:
+            return None
+        before = steps / made[JAX].call("steps_per_second", steps // 20)
+        ours = made["ours"].call("seconds", steps)
+        theirs = (before + steps / made[JAX].call("steps_per_second", steps // 20)) / 2
+    words = f"{theirs:.3g} s, without compiling, against {ours:.3g} s with all; {JAX}"
+    return row(f"a training of {steps:,} steps as by default, {WORDS[n_layers]}: jax's time over ours",
+               [theirs / ours], bar, words)  # fmt: skip
 
 
 def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:

@@ -12,7 +12,10 @@ from functools import partial
 import torch
 from learning_coefficients import plain_chain
 
+from benchmarks.circuits import largest_row
+from benchmarks.language import waiting_rows
 from benchmarks.rows import Row, Settings, alternate, ratios, row
+from benchmarks.training import whole_row
 from mechicl.analysis.dynamics import Sampler, SamplingWarning, learning_coefficient
 from mechicl.checkpoints import load_checkpoint
 
@@ -99,4 +102,6 @@ def report_rows(full: bool) -> list[Row]:
 
 def measure(settings: Settings) -> list[Row]:
     rounds = settings.rounds
-    return [*import_rows(rounds), predict_row(rounds), chains_row(rounds), *report_rows(settings.full)]
+    rows = [*import_rows(rounds), predict_row(rounds), chains_row(rounds), *report_rows(settings.full)]
+    whole = [whole_row(1, ">= 1.2"), whole_row(5, ">= 1.5")]
+    return [*rows, *filter(None, whole), *waiting_rows(min(rounds, 3)), largest_row()]

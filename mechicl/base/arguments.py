@@ -16,7 +16,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    TypeVar,
     get_args,
     get_origin,
     get_type_hints,
@@ -32,9 +31,8 @@ from torch import Tensor
 
 from mechicl.base.annotations import allowed, constraint, described, elements, is_array, parts_of, short
 from mechicl.base.surroundings import are_standard, standard_surroundings
-from mechicl.base.threads import holds_models
+from mechicl.base.threads import Function, holds_models
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 _BYTES = bytes | bytearray  # made once: it takes longer than the test
 
 RAW = "is a model of transformers, without hooks: open it with load_language_model(model=..., tokenizer=...)"

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 WORTH_A_THREAD = 2**21
 """Multiplications that one thread does in about ten times the time of starting and awaiting another thread."""
@@ -81,7 +81,7 @@ def holding(*models: nn.Module) -> Iterator[None]:
         yield
 
 
-def holds_models(function: F) -> F:
+def holds_models(function: Function) -> Function:
     """Let a function or method lock the models among its arguments while it runs.
 
     Models are also found in lists, mappings and objects with an attribute `model`.
@@ -95,7 +95,7 @@ def holds_models(function: F) -> F:
         with lock_of(models[0]) if len(models) == 1 else holding(*models):
             return function(*args, **kwargs)
 
-    return cast(F, run)
+    return cast(Function, run)
 
 
 def _models_among(values: Iterable[object]) -> Iterator[nn.Module]:

@@ -1,6 +1,6 @@
 """Run code that was written for TransformerLens 3 with mechicl's `HookedTransformer`."""
 
-from mechicl.compat.transformer_lens import register
+from mechicl.compat.transformer_lens import register_classes
 
 __all__ = ["install"]
 
@@ -17,4 +17,4 @@ def install() -> None:
         >>> install()  # doctest: +SKIP
         >>> from transformer_lens import HookedTransformer  # doctest: +SKIP
     """
-    register("transformer_lens")
+    register_classes("transformer_lens")

@@ -35,7 +35,7 @@ from mechicl.models.transformer.layers import MLP, Block, Embed, LayerNorm, PosE
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any: ...  # the modules, which `register` sets
+    def __getattr__(name: str) -> Any: ...  # the modules, which `register_classes` sets
 
 
 HookPoint = hook_points.HookPoint
@@ -51,7 +51,7 @@ _CLASSES = (
     HookedTransformerConfig,
     SVDInterpreter,
 )
-NAMES: dict[str, Any] = {each.__name__: each for each in _CLASSES} | _CACHES
+LENS_CLASSES: dict[str, Any] = {each.__name__: each for each in _CLASSES} | _CACHES
 """What `from transformer_lens import ...` imports, besides modules."""
 
 
@@ -96,7 +96,7 @@ MODULES: dict[str, ModuleType | dict[str, Any]] = {
 """The modules below `transformer_lens`: those of TransformerLens 4, or the names that others contain."""
 
 
-def register(package: str) -> None:
+def register_classes(package: str) -> None:
     """Make the names and modules importable from a loaded package; once more changes nothing."""
     for path, content in MODULES.items():
         name = f"{package}.{path}"
@@ -107,9 +107,9 @@ def register(package: str) -> None:
         else:
             sys.modules.setdefault(name, content)
         parent, _, leaf = name.rpartition(".")
-        if leaf not in NAMES:  # a class of that name comes first, as in TransformerLens
+        if leaf not in LENS_CLASSES:  # a class of that name comes first, as in TransformerLens
             setattr(sys.modules[parent], leaf, sys.modules[name])
-    vars(sys.modules[package]).update(NAMES)
+    vars(sys.modules[package]).update(LENS_CLASSES)
 
 
-register(__name__)
+register_classes(__name__)

@@ -18,7 +18,7 @@ from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.pretrained.conversion import convert_weights
 from mechicl.models.pretrained.families import find_family
-from mechicl.models.pretrained.loading import assemble
+from mechicl.models.pretrained.loading import open_weights
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 from mechicl.tasks.sampling import PromptDistribution
 
@@ -89,7 +89,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         converted = convert_weights(FAMILY, cfg, weights, outline, n_layers=n_layers, lacks=set())
         return {name: each.clone(memory_format=torch.contiguous_format) for name, each in converted.items()}
 
-    return assemble(HookedTransformer, cfg, convert, torch.float32)
+    return open_weights(HookedTransformer, cfg, convert, torch.float32)
 
 
 @checked

@@ -18,7 +18,7 @@ from mechicl.checkpoints import UnknownSeedError, are_weights_random, available,
 from mechicl.models import HookedTransformer
 from mechicl.models.config_checks import check_device
 from mechicl.models.pretrained.families import is_computed
-from mechicl.models.pretrained.folders import ModelFolder, download, refuse_differences
+from mechicl.models.pretrained.folders import ModelFolder, download_model, refuse_differences
 from mechicl.models.pretrained.loading import check_float_weights, from_transformers, read_dtype
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
@@ -130,7 +130,7 @@ def load_language_model(
         return _open(opened, tokenizer or own, title, seed, device, None, is_ours=True, bridge=bridge)
     if not folder.is_dir():
         with _named_errors(title):
-            folder = download(str(name), revision)
+            folder = download_model(str(name), revision)
     folder = folder.resolve()
     with _named_errors(str(folder)):
         files = ModelFolder(folder, needs_tokenizer=tokenizer is None)

@@ -252,7 +252,7 @@ Learners = Mapping[str, Any] | Sequence[Any]
 """Learners by name, or named after themselves."""
 
 
-def named(learners: Learners) -> dict[str, Any]:
+def by_name(learners: Learners) -> dict[str, Any]:
     """Return learners by name, or else by their `name` or type, numbered where several share one."""
     if isinstance(learners, Mapping):
         return dict(learners)
@@ -264,8 +264,8 @@ def named(learners: Learners) -> dict[str, Any]:
 
 
 def named_learners(learners: Learners) -> dict[str, Any]:
-    """Return learners by name as `named` does; TypeError for anything else."""
-    learners = named(learners)
+    """Return learners by name as `by_name` does; TypeError for anything else."""
+    learners = by_name(learners)
     for name, each in learners.items():
         if not isinstance(each, Learner):
             raise TypeError(

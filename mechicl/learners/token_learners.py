@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, calling, check_fields, checked
 from mechicl.base.memory import Budget
-from mechicl.learners.learners import Learners, call_as_text, name_of, named
+from mechicl.learners.learners import Learners, by_name, call_as_text, name_of
 from mechicl.prompts import TokenSequences
 
 
@@ -88,7 +88,7 @@ def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
 
 def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
     """Return learners of tokens by name, or else by their `name` or type, numbered where several share one."""
-    return {name: as_token_learner(each, name) for name, each in named(learners).items()}
+    return {name: as_token_learner(each, name) for name, each in by_name(learners).items()}
 
 
 def sequence_batches(sequences: TokenSequences, d_vocab: int, *, copies: float = 1) -> Iterator[TokenSequences]:

@@ -8,15 +8,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from transformer_lens.hook_points import HookPoint
 
-F = TypeVar("F", bound=Callable[..., Any])
+from mechicl.base.threads import Function
+
 Direction = Literal["fwd", "bwd"]
 
 
-def in_this_thread(function: F, otherwise: Callable[..., Any] = lambda *args, **kwargs: None) -> F:
+def in_this_thread(function: Function, otherwise: Callable[..., Any] = lambda *args, **kwargs: None) -> Function:
     """A function for calls in the current thread; in others `otherwise` runs, by default a hook that does nothing."""
     thread = threading.get_ident()
 
@@ -24,7 +25,7 @@ def in_this_thread(function: F, otherwise: Callable[..., Any] = lambda *args, **
     def run(*args: Any, **kwargs: Any) -> Any:
         return (function if threading.get_ident() == thread else otherwise)(*args, **kwargs)
 
-    return cast(F, run)
+    return cast(Function, run)
 
 
 @contextmanager

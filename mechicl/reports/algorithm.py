@@ -37,8 +37,8 @@ N_UNTRAINED = 256  # prompts for the untrained network
 N_SNAPSHOT = 256  # prompts at each snapshot
 ALGORITHM_SEED = 5_000_003
 CORRELATIONAL = "whether it runs the algorithm inside: only predictions were compared with the algorithm's"
-FAMILIES = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by the
-    squared distance of predictions on other prompts, relative to the model's squared predictions: 0% if they are
+IDENTIFICATION = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by
+    the squared distance of predictions on other prompts, relative to the model's squared predictions: 0% if they are
     equal, 100% for predicting 0."""
 FILTERS = """All these learners multiply the component of the targets along each eigenvector of S by a function of its
     eigenvalue. The line of 'any function of S' is free: piecewise linear between 20 knots."""
@@ -130,7 +130,7 @@ class AlgorithmQuestion:
                 Row(f"squared error of {match.name} over the model's", None, ratio, "prompts"),
             ]  # fmt: skip
         sections = [
-            Section("Which algorithm is it?", FAMILIES, viz.plot(identified, title="Distances of algorithms")),
+            Section("Which algorithm is it?", IDENTIFICATION, viz.plot(identified, title="Distances of algorithms")),
             Section("Seen in the eigenbasis of the inputs", FILTERS, identified_filters(identified)),
         ]
         return rows, sections, {"families": identified.to_dataframe().to_dict("records")}

@@ -21,7 +21,7 @@ _PROMPT_SEED = 3_000_003
 _LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 _EPOCHS = (1, 4)
 N_PROMPTS = 24  # fewer have intervals that are too wide
-STEPS = 1200  # most steps of gradient descent that a report takes unasked
+UNASKED_STEPS = 1200  # most steps of gradient descent that a report takes unasked
 ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
 UPDATES = """For each prompt the model's key and value projections are fine-tuned on the context's points (SGD; learning
     rate and epochs are the best on other prompts), and the fine-tuned model predicts the query without them. The figure
@@ -45,7 +45,7 @@ def no_finetuning(checkpoint: Models) -> str:
 def slow_finetuning(checkpoint: Models) -> str:
     """Return the reason why fine-tuning is measured only on request; empty if it is quick."""
     steps = N_PROMPTS * max(_EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
-    if steps <= STEPS:
+    if steps <= UNASKED_STEPS:
         return ""
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 

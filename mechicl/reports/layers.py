@@ -22,7 +22,7 @@ from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.behaviour import match_curve
 
 N_HELD_OUT = 1024  # as in analyses/fu2024/fu_matching.py
-LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID, *EXTRA))
+RIVALS_TAKEN_OFF = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID, *EXTRA))
 
 
 def match_layers(
@@ -87,7 +87,7 @@ def match_layers(
 def _layers(kind: Kind) -> Measured:
     """Matches of all layers without rows that "nearest family" contains, and matches of an untrained model."""
     rows, sections, data = match_layers(kind.study, n_prompts=kind.n_prompts)
-    rows = [row for row in rows if not row.quantity.endswith(LEFT_OUT)]
+    rows = [row for row in rows if not row.quantity.endswith(RIVALS_TAKEN_OFF)]
     return [*rows, *untrained_rows(kind.study.model, kind.study.task)], sections, data
 
 

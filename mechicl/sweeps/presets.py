@@ -9,7 +9,7 @@ import yaml
 
 from mechicl.sweeps.sweep import Sweep
 from mechicl.training import PRESETS, TrainingConfig
-from mechicl.training.presets import read_config
+from mechicl.training.presets import read_training
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class SweepPreset:
 def _read_sweeps() -> dict[str, SweepPreset]:
     sweeps = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
     for fields in sweeps.values():
-        fields["config"] = read_config(fields["config"], PRESETS)
+        fields["config"] = read_training(fields["config"], PRESETS)
     return {name: SweepPreset(fields.pop("help"), **fields) for name, fields in sweeps.items()}
 
 

@@ -20,7 +20,7 @@ from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
 from mechicl.sweeps.grid import Grid, SweepCell, place_text
 from mechicl.sweeps.measuring import identity, read_measures
 from mechicl.sweeps.work import FULL_DISK, Orders, write_error
-from mechicl.tasks.registry import KINDS, TASK_TYPES
+from mechicl.tasks.registry import TASK_KINDS, TASK_TYPES
 
 PAUSE = 0.5  # seconds between looks at cells that another process works on
 TABLE_EVERY = 10.0  # seconds between two writes of the table while cells end
@@ -106,7 +106,7 @@ class Sweep(Grid):
         if ray is None and gpus:
             raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
         measures = read_measures(measure)
-        registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
+        registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in TASK_KINDS}
         orders = Orders(
             folder=Path(folder).absolute(),
             measures=measures,

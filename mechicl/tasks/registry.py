@@ -26,7 +26,7 @@ from mechicl.tasks.tables import TableClassification, TableRegression
 from mechicl.tasks.token_sequences import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
-KINDS = (
+TASK_KINDS = (
     LinearRegression, SineRegression, FixedTasks, TaskPool, MixedRegression, SparseLinearRegression,
     QuadraticRegression, ReluNetworks, DecisionTrees, LogisticRegression, RepeatedTokens, TopicClassification,
     MarkovChains, BallsAndUrns, GraphTracing, Conjunctions, Parities, GaussianClusters, DriftingRegression,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # callers know the kind of their task, and need not prove it 
     AnyTask = LinearRegression | Any
     """A task of any kind, including the user's own."""
 else:  # a command line offers the library's own kinds; in Python any task will do
-    AnyTask = Union[(*KINDS, Any)]
-TASK_TYPES: dict[str, type] = {task.__name__: task for task in KINDS}
+    AnyTask = Union[(*TASK_KINDS, Any)]
+TASK_TYPES: dict[str, type] = {task.__name__: task for task in TASK_KINDS}
 """Names of tasks in saved data. `register` adds the user's own kinds."""
 _MEMBERS = ("x_dim", "y_dim", "n_context", "sample", "replace")
 _T = TypeVar("_T", bound=type)

@@ -14,7 +14,7 @@ from mechicl.training.curriculum import Curriculum, Ramp
 _ARCHITECTURES: dict[str, Any] = {"transformer": TransformerConfig, "lstm": LSTMConfig, "table": TableConfig}
 
 
-def read_config(fields: Mapping[str, Any], known: Mapping[str, TrainingConfig]) -> TrainingConfig:
+def read_training(fields: Mapping[str, Any], known: Mapping[str, TrainingConfig]) -> TrainingConfig:
     """Make the config of fields as in presets.yaml, whose `base` is one of the known configs, or the default config."""
     changes: dict[str, Any] = {name: value for name, value in fields.items() if name not in ("help", "base")}
     if "type" in changes.get("task", ()):
@@ -32,7 +32,7 @@ def read_config(fields: Mapping[str, Any], known: Mapping[str, TrainingConfig]) 
 def _read_presets() -> dict[str, TrainingConfig]:
     presets: dict[str, TrainingConfig] = {}
     for name, fields in yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8")).items():
-        presets[name] = read_config(fields, presets)
+        presets[name] = read_training(fields, presets)
     return {name: config for name, config in presets.items() if not name.startswith("_")}
 
 

@@ -25,7 +25,7 @@ _COLORS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
 """Colours of true positives, false negatives and false positives of a circuit compared with the truth."""
 OUTLINE = draw.COLORS["gradient descent"]
 SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # offsets of edges from the middle of a lane and of a head
-APART = 14, 0.1  # distance between such edges, in pixels and at most in nodes
+EDGES_APART = 14, 0.1  # distance between such edges, in pixels and at most in nodes
 LABELLED = 16  # edges beyond which numbers would overlap
 ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # places of a number on its line, best first
 UNMEASURED = 0.3  # the strength of lines without a measured effect
@@ -162,7 +162,7 @@ def lay_out_circuit(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
 def edge_line(layout: Layout, edge: Edge) -> list[_Point]:
     """Return a smooth curve through an edge's places; edges into queries, keys and values are side by side."""
     way = layout.way((edge.sender, edge.receiver))
-    aside = SIDES[edge.by] * min(APART[0] * _width(layout) / PIXELS, APART[1])
+    aside = SIDES[edge.by] * min(EDGES_APART[0] * _width(layout) / PIXELS, EDGES_APART[1])
     xs, ys = [x + aside for x, _ in way], [y for _, y in way]
     rises = [x1 - x0 for x0, x1 in pairwise(xs)]  # rows are 1 apart
     # vertical at both ends and where it turns, and never beyond a place that it passes: slopes are harmonic means

@@ -20,7 +20,7 @@ from mechicl.base.arguments import Count, Positive, checked
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches
 CSS_DPI = 96  # pixels of a browser in an inch
-POINT = CSS_DPI / 72  # pixels of a browser in a point
+PIXELS_A_POINT = CSS_DPI / 72  # pixels of a browser in a point
 NATURAL_HEIGHT = 450  # plotly's, of a figure without a height
 PAGE_WIDTH = 1100  # pixels of a figure without a width on a page of ours
 OPENING_WIDTH = 720  # of the picture of a report's first screen, and of the gallery
@@ -212,7 +212,7 @@ def laid_out(fig: go.Figure, paper: Paper) -> tuple[go.Figure, float, float, flo
     layout: Any = fig.layout
     letters = layout.font.size or layout.template.layout.font.size or 12
     inner, outer = layout.width, paper.width * CSS_DPI
-    width = max(outer / (paper.font_size * POINT / letters), inner or 0)
+    width = max(outer / (paper.font_size * PIXELS_A_POINT / letters), inner or 0)
     scale = outer / width
     _wrap_titles(fig, width)
     if paper.height is not None:

@@ -24,8 +24,8 @@ NUMBERED, NUMBERED_HEADS = 8, 24  # cells in a row beyond which numbers would ov
 WIDEST_TABLE = 1400  # pixels of a head table
 ABOVE = 95  # pixels above a panel of a head table, for its name and the axis of the one above
 READERS = {"Q": "queries", "K": "keys", "V": "values"}
-N_NAMED = 4  # heads of a map that are named, if they are at least APART layers or heads from each other
-APART = 3
+N_NAMED = 4  # heads of a map that are named, if they are at least N_APART layers or heads from each other
+N_APART = 3
 
 
 @checked
@@ -275,7 +275,7 @@ def in_context_figure(scores: FewShotScores, vector: FunctionVector) -> go.Figur
     draw.add_heatmap(fig, values, layers, heads, "head %{x}.%{y}: %{z:.2%}", place=draw.panel(1, 2), **look)
     named: list[tuple[int, int]] = []
     for layer, head in vector.heads:
-        if len(named) < N_NAMED and all(max(abs(layer - one), abs(head - two)) >= APART for one, two in named):
+        if len(named) < N_NAMED and all(max(abs(layer - one), abs(head - two)) >= N_APART for one, two in named):
             named.append((layer, head))
             look = {"ax": 0, "ay": -16, "arrowwidth": 1, "arrowhead": 0, "bgcolor": "rgba(255,255,255,0.8)"}
             fig.add_annotation(x=layer, y=head, text=f"{layer}.{head}", borderpad=0, **look, **draw.panel(1, 2))

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 import scipy
 
-SWEEPS = 8  # over the rows, to order them and then to place them
+ROUNDS = 8  # over the rows, to order them and then to place them
 NODE, LANE = 1.0, 0.3  # widths
 
 Item = Hashable
@@ -60,7 +60,7 @@ def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) 
 def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping[Item, float]) -> list[list[Item]]:
     """Find the order in each row with the fewest crossings, by sweeps up and down."""
     best, fewest = orders, _crossings(orders, above)
-    for sweep in range(SWEEPS):
+    for sweep in range(ROUNDS):
         orders = [list(order) for order in orders]
         x = {item: place for order in orders for item, place in _pack(order, widths).items()}
         upwards = sweep % 2 == 0
@@ -99,7 +99,7 @@ def _place(
 ) -> dict[Item, float]:
     """Place items as near to their neighbours as order and widths allow, by least squares row after row."""
     x = {item: place for order in orders for item, place in _pack(order, widths).items()}
-    for sweep in range(SWEEPS):
+    for sweep in range(ROUNDS):
         for order in orders if sweep % 2 == 0 else reversed(orders):
             if not order:
                 continue

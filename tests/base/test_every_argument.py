@@ -11,7 +11,7 @@ import pytest
 
 from mechicl.base.arguments import ArgumentError, fits
 from mechicl.tasks import FixedTasks
-from mechicl.tasks.registry import KINDS
+from mechicl.tasks.registry import TASK_KINDS
 from mechicl.training import TrainingConfig
 from tests.public import exported
 
@@ -58,7 +58,7 @@ def test_an_argument_that_does_not_fit_is_named(name: str):
 
 
 OF_TASKS = ("task", "more_tasks")  # a task of any kind, by its methods
-SETTINGS = [*(kind for kind in KINDS if kind is not FixedTasks), TrainingConfig]
+SETTINGS = [*(kind for kind in TASK_KINDS if kind is not FixedTasks), TrainingConfig]
 
 
 @pytest.mark.usefixtures("unchecked_types")

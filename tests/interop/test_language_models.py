@@ -142,7 +142,7 @@ def test_errors_name_the_model_and_the_fix(monkeypatch, raised, expected, named)
     def fail(*args, **options):
         raise raised
 
-    monkeypatch.setattr(language_models, "download", fail)
+    monkeypatch.setattr(language_models, "download_model", fail)
     with pytest.raises(expected, match=named):
         load_language_model("some/model")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mechicl import tasks
-from mechicl.tasks.registry import KINDS
+from mechicl.tasks.registry import TASK_KINDS
 from tests.tasks.reference import MOST_Z, z_score
 
 SIZES: dict[str, Any] = {"x_dim": 5, "n_context": 3}
@@ -61,7 +61,7 @@ MEANS: list[tuple[Any, Callable[[Any], Tensor], float]] = [  # a task, a statist
 
 
 def test_every_task_has_an_independent_computation():
-    assert {type(task) for task, *_ in MEANS} == set(KINDS), "add a statistic of the new task to MEANS"
+    assert {type(task) for task, *_ in MEANS} == set(TASK_KINDS), "add a statistic of the new task to MEANS"
 
 
 @pytest.mark.parametrize(("task", "statistic", "mean"), MEANS, ids=[type(task).__name__ for task, *_ in MEANS])

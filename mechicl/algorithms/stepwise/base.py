@@ -162,7 +162,7 @@ def context_of(state: State) -> State:
     return {name: value[:, :-1] for name, value in state.items()}
 
 
-def joined(context: State, query: State) -> State:
+def joined_states(context: State, query: State) -> State:
     """Return a whole state from the context's part and the query's."""
     return {name: torch.cat([context[name], query[name]], dim=1) for name in context}
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, joined, query_of
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, joined_states, query_of
 from mechicl.base.arguments import checked
 
 Place = Literal["query", "context"]
@@ -66,9 +66,9 @@ class Runs:
         """Let the "query" or "context" take some steps twice, the second time with the other restored to before."""
         before, after = self._after(steps.start), self._after(steps.stop)
         context, query = (after, before) if place == "context" else (before, after)
-        again = self._advance(joined(context_of(context), query_of(query)), steps)
+        again = self._advance(joined_states(context_of(context), query_of(query)), steps)
         context, query = (again, after) if place == "context" else (after, again)
-        return self._finish(joined(context_of(context), query_of(query)), steps.stop)
+        return self._finish(joined_states(context_of(context), query_of(query)), steps.stop)
 
     @checked(undefined=True)
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
@@ -85,7 +85,7 @@ class Runs:
         for start, stop in itertools.pairwise(stops):
             new = self._advance(state, range(start, stop))
             context, query = (new, state) if place == "query" else (state, new)
-            state = joined(context_of(context), query_of(query))
+            state = joined_states(context_of(context), query_of(query))
         return self._finish(state, stops[-1])
 
     @checked(undefined=True)
@@ -95,7 +95,7 @@ class Runs:
         no_points = {name: value[:, :0] for name, value in context.items()}
         for k in steps:
             query = self.algorithm.step(k, query, no_points)
-        return self._finish(joined(context_of(self._after(steps.stop)), query), steps.stop)
+        return self._finish(joined_states(context_of(self._after(steps.stop)), query), steps.stop)
 
     @checked(undefined=True)
     def isolate(self, steps: range) -> Float[Tensor, "prompt y"]:

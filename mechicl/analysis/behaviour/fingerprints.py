@@ -140,7 +140,7 @@ class Fingerprint(Violations):
             kind, needed = "linear in the targets" + (" and in the query" if also else ""), {*OF_A_FILTER[: 1 + also]}
         else:
             kind, needed = "not linear in the targets", set()
-        words = [WORDS[name][name in violated] for name in WORDS if name in self.violations]
+        words = [PROPERTY_WORDS[name][name in violated] for name in PROPERTY_WORDS if name in self.violations]
         parts = [f"{'nearly ' if needed & {*near} else ''}{kind}", ", ".join(filter(None, words))]
         if self.clustering.median() < CLUSTERED:
             parts.append("its weights take few values, as from a set of tasks")
@@ -158,7 +158,7 @@ class Fingerprint(Violations):
 
 
 # property: (words if it holds, words if not); empty where the first part of the sentence has them
-WORDS = {
+PROPERTY_WORDS = {
     "order of the points": ("the order of the points does not matter", "it depends on the order of the points"),
     "rotation of the inputs": ("rotations of the inputs do not matter", "it depends on the axes of the inputs"),
     "additive over points": ("every point adds its own part", ""),
@@ -182,8 +182,8 @@ PROPERTIES: dict[str, dict[str, float]] = {
     "shift of the targets": {"targets shifted": 1, "plain": -1},
 }
 OF_TARGETS = ("linear in the targets", "scale of the targets", "shift of the targets", "moments")
-FILTER = ("function of S", "one filter")
-OF_A_FILTER = ("linear in the targets", "linear in the query", "moments", *FILTER)
+FILTER_TESTS = ("function of S", "one filter")
+OF_A_FILTER = ("linear in the targets", "linear in the query", "moments", *FILTER_TESTS)
 COMPARED = {
     "plain": 1.0, "permuted": 1.0, "rotated": 1.0, "mixed points": 1.0, "inputs enlarged": 1.0,
     "inputs stretched": 1.0, "noisy targets": 1.0, "targets doubled": 2.0, "other targets": 0.0, "mixed targets": 0.0,
@@ -336,7 +336,7 @@ def measured(learner: Learner, changes: Changes, progress: bool | None = None) -
     if not plain.isfinite().all():
         raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
     classes = are_classes(changes.ys)
-    missing: dict[str, str] = dict.fromkeys((*OF_TARGETS, *FILTER), "targets are classes") if classes else {}
+    missing: dict[str, str] = dict.fromkeys((*OF_TARGETS, *FILTER_TESTS), "targets are classes") if classes else {}
     tested = {name: parts for name, parts in PROPERTIES.items() if name not in missing}
     needed = dict.fromkeys(name for parts in tested.values() for name in parts if name != "plain")
     predicted = {"plain": plain}

@@ -24,7 +24,7 @@ N_MOVED, QUARTERS = 8, 4
 """Rows of a table whose labels are changed, one at a time, and groups of rows by their distance from the query."""
 
 # property: (words if it holds, words if not)
-WORDS = {
+TABLE_WORDS = {
     "order of the rows": ("", "it depends on the order of the rows"),
     "order of the columns": ("", "it depends on the order of the columns"),
     "units of the columns": ("units of columns do not matter", "units of columns matter"),
@@ -60,7 +60,7 @@ class TableFingerprint(Violations):
     def description(self) -> str:
         """One sentence on the kind of learner, without the name of a family."""
         violated, near = set(self.violated), self.locality
-        words = [WORDS[name][name in violated] for name in self.violations]
+        words = [TABLE_WORDS[name][name in violated] for name in self.violations]
         if self.influence[-1].max() == 0 < self.influence[0].max():
             words.append("labels of the rows farthest away have no influence")
         elif near.low > 1:

@@ -33,7 +33,7 @@ from mechicl.statistics import Result, interval
 from mechicl.tasks import Task
 
 N_FITTING = 256  # prompts on which layers are assigned to steps
-KINDS: tuple[InterchangeKind, InterchangeKind] = ("exchange", "ablation")
+INTERCHANGES: tuple[InterchangeKind, InterchangeKind] = ("exchange", "ablation")
 LEAST = -9  # R² below which no digits are shown
 HOLDS = 0.9  # R² of every counterfactual of a hypothesis that is supported
 APART = 0.001  # difference of two hypotheses' R², below which fitted parameters may differ, and not steps
@@ -113,7 +113,7 @@ class HypothesisTest(Result):
         """
         rows, supported = [], self.supported
         for test, schedule in zip(self.tests, self.schedules, strict=True):
-            effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
+            effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in INTERCHANGES]
             values = [r2.mean for r2 in test.r2]
             rows.append({
                 "hypothesis": test.hypothesis,

@@ -24,7 +24,7 @@ from mechicl.statistics.intervals import percentile_interval
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Of all edges, the sizes of circuits in the benchmark of Mueller et al. 2025."""
-RESAMPLES = 2000  # of the prompts, for intervals of areas
+AREA_RESAMPLES = 2000  # of the prompts, for intervals of areas
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class CircuitCurve(Result):
         value = float(area(np.full((1, n), 1 / n))[0])
         if n < 2:
             return Interval(value, float("nan"), float("nan"), n, level)
-        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=AREA_RESAMPLES) / n
         return percentile_interval(value, area(drawn).tolist(), n, level)
 
     def _of(self, name: str | None) -> Float[Tensor, "fraction prompt"]:

@@ -21,8 +21,8 @@ from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import UNBOUNDED, Result, interval
 from mechicl.statistics.results import NOT_SAMPLES
 
-SHOWN = 10  # components that are printed
-TOLERANCE = 0.05  # largest error of a sum of contributions, as a share of the sum of their absolute values
+N_SHOWN = 10  # components that are printed
+SUM_TOLERANCE = 0.05  # largest error of a sum of contributions, as a share of the sum of their absolute values
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class LogitAttribution(Result):
     logits: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
     errors: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
 
-    def strongest(self, n: int = SHOWN) -> list[str]:
+    def strongest(self, n: int = N_SHOWN) -> list[str]:
         """Return the components with the largest mean contributions, up or down."""
         order = self.contributions.mean(-1).abs().argsort(descending=True)
         return [self.components[i] for i in order[:n].tolist()]
@@ -205,7 +205,7 @@ def direct_logit_attribution(
     if not _cap_of(model):
         components, split = components[:-1], split[:-1]
     errors = total - split.sum(0)
-    if not bool((errors.abs() <= TOLERANCE * split.abs().sum(0)).all()):
+    if not bool((errors.abs() <= SUM_TOLERANCE * split.abs().sum(0)).all()):
         raise ValueError(
             f"the contributions do not add up to the logits (error {float(errors.abs().max()):.3g}): this model has "
             f"another read-out than a norm, a linear map and a soft cap"

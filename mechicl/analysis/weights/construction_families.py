@@ -22,7 +22,7 @@ PROMPTS_AT_A_TIME = 256  # prompts for which `fit_layer_outputs` keeps streams a
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class ConstructionFamily:
     """A construction with free parameters, at the sizes of a model, as an affine map from parameters to products."""
 
     name: str
@@ -62,7 +62,7 @@ def combine(base: WeightProducts, parameters: Float[Tensor, "parameter"], basis:
     return dataclasses.replace(base, W_KQ=W_KQ, W_PV=W_PV)
 
 
-def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
+def family_for(name: FamilyName, cfg: TransformerConfig) -> ConstructionFamily:
     """Make a family at the sizes of a model; a ValueError names what models with this config lack for it."""
     if cfg.prompt_format != "paired":
         raise ValueError(f"the family {name!r} is for models on paired prompts, not on {cfg.prompt_format!r}")
@@ -98,7 +98,7 @@ def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
         W_PV=torch.stack([products.W_PV - at_origin.W_PV for products in shifted]),
     )
     start = torch.cat([value.flatten() for value in origin.values()])
-    return Family(name, shapes, _template(made, cfg), combine(at_origin, -start, basis), basis)
+    return ConstructionFamily(name, shapes, _template(made, cfg), combine(at_origin, -start, basis), basis)
 
 
 def _construct(kind: str, sizes: dict[str, Any], parameters: Mapping[str, Tensor]) -> HookedTransformer:
@@ -152,7 +152,7 @@ class Projection:
     distance_PV: Float[Tensor, "layer head"]
 
 
-def project_weights(family: Family, model: HookedTransformer) -> Projection:
+def project_weights(family: ConstructionFamily, model: HookedTransformer) -> Projection:
     """The member of a family nearest to a model's weights, once each head is in the family's gauge."""
     looped = model.cfg.recurrent
     raw, base, basis = (
@@ -194,7 +194,9 @@ def project_weights(family: Family, model: HookedTransformer) -> Projection:
 
 
 @torch.no_grad()
-def fit_layer_outputs(family: Family, model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "parameter"]:
+def fit_layer_outputs(
+    family: ConstructionFamily, model: HookedTransformer, prompts: Prompts
+) -> Float[Tensor, "parameter"]:
     """Find the parameters of the member whose layer outputs are nearest to the model's on the same streams.
 
     The squared distance on x and on y is divided, prompt by prompt, by the squared norm of the model's outputs there,

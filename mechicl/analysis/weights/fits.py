@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mechicl.analysis.weights.construction_families import (
-    Family,
+    ConstructionFamily,
     FamilyName,
     family_for,
     fit_layer_outputs,
@@ -196,7 +196,7 @@ def fit_construction(
 
 
 def match_predictions(
-    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, targets: Float[Tensor, "prompt y"]
+    family: ConstructionFamily, start: Float[Tensor, "parameter"], prompts: Prompts, targets: Float[Tensor, "prompt y"]
 ) -> Float[Tensor, "parameter"]:
     """Find the parameters with the least squared distance of predictions from targets (L-BFGS in float64)."""
     tokens = family.template.encode(prompts)

@@ -34,7 +34,7 @@ PREPARE = {
     "lifted": symmetries.lift_heads,
 }
 TwoOrMore = Annotated[int, at_least(2)]
-AT_ONCE = 4096  # prompts whose activations stay in a processor's cache
+PROMPTS_AT_ONCE = 4096  # prompts whose activations stay in a processor's cache
 N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
 
@@ -184,7 +184,7 @@ def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int 
     """Measure losses at evenly spaced models of a curve."""
     alphas = torch.linspace(0, 1, n_alphas, dtype=torch.float64)
     prompts = prompts.to(torch.float64)
-    errors = [curve.squared_errors(part, *alphas) for part in prompts.split(AT_ONCE)]
+    errors = [curve.squared_errors(part, *alphas) for part in prompts.split(PROMPTS_AT_ONCE)]
     return LossPath(kind, tuple(alphas.tolist()), torch.cat(errors, dim=-1), curve)
 
 

@@ -30,7 +30,7 @@ def official_name(name: str) -> str:
     return table.get(name.lower(), name)
 
 
-def download(name: str, revision: str | None) -> Path:
+def download_model(name: str, revision: str | None) -> Path:
     """Download config, tokenizer and safetensors of a model on the hub, and return their folder in the hub's cache."""
     return Path(snapshot_download(official_name(name), revision=revision, allow_patterns=FETCHED))
 

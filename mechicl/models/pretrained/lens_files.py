@@ -22,7 +22,7 @@ from mechicl.models.transformer.lens_config import HookedTransformerConfig, curr
 
 OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 """Beginnings of these models' names on the hub."""
-SAME = ("d_model", "n_layers", "d_mlp", "d_head", "n_heads", "n_ctx", "d_vocab", "act_fn", "attn_only")
+SAME_FIELDS = ("d_model", "n_layers", "d_mlp", "d_head", "n_heads", "n_ctx", "d_vocab", "act_fn", "attn_only")
 MINGPT = Family(
     blocks="blocks",
     ends={"tok_emb": "embed.E", "pos_emb": "pos_embed.pos", "ln_f": "ln_final", "head": "unembed.U"},
@@ -51,11 +51,11 @@ class LensFiles:
 
     def config_of(self, **changes: Any) -> TransformerConfig:
         """Return the model's config, with some fields changed."""
-        missing = sorted({*SAME} - self.config.keys())
+        missing = sorted({*SAME_FIELDS} - self.config.keys())
         norm = self.config.get("normalization", self.config.get("normalization_type"))
         if missing:
             raise ValueError(f"config.json of {self.name} lacks {missing}")
-        fields = {name: self.config[name] for name in SAME} | {
+        fields = {name: self.config[name] for name in SAME_FIELDS} | {
             "final_rms": self.config.get("final_rms", False), "normalization_type": norm,
             "positional_embedding_type": "shortformer" if self.config.get("shortformer_pos") else "standard",
         }  # fmt: skip

@@ -18,10 +18,10 @@ from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, offici
 from mechicl.models.pretrained.lens_files import find_lens_files
 from mechicl.models.transformer.config import TransformerConfig
 
-Model = TypeVar("Model", bound=Any)
+Opened = TypeVar("Opened", bound=Any)
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code")
 """Keywords of `from_pretrained` of transformers that also apply to configs and tokenizers."""
-CHECKPOINTS = {
+STEPS_ON_HUB = {
     "stanford-crfm/": ("checkpoint-{}", (
         *range(0, 100, 10), *range(100, 2000, 50), *range(2000, 20_000, 100), *range(20_000, 400_001, 1000),
     )),
@@ -31,7 +31,7 @@ CHECKPOINTS = {
 
 
 def open_pretrained(
-    model_class: Callable[..., Model],
+    model_class: Callable[..., Opened],
     model_name: str,
     *,
     hf_model: Any,
@@ -41,7 +41,7 @@ def open_pretrained(
     tokenizer: Any,
     fields: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> Model:
+) -> Opened:
     """Open a pretrained model without processing of its weights; see `HookedTransformer.from_pretrained`."""
     options, dtype = dict(options), read_dtype(dtype)
     if quantized := sorted({"load_in_8bit", "load_in_4bit", "quantization_config"} & options.keys()):
@@ -58,7 +58,7 @@ def open_pretrained(
     if (others := sorted(options.keys() - set(HUB_OPTIONS))) and (files is not None or copies):
         raise ValueError(f"{others} are for weights that transformers loads")
     if files is not None:
-        model = assemble(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
+        model = open_weights(model_class, files.config_of(**fields, device="meta"), files.read, dtype)
         tokenizer_name = files.tokenizer_name
     else:
         if (index, step) != (None, None):
@@ -80,13 +80,13 @@ def open_pretrained(
 
 
 def from_transformers(
-    model_class: Callable[..., Model],
+    model_class: Callable[..., Opened],
     hf_model: Any,
     *,
     dtype: torch.dtype | None = None,
     fields: Mapping[str, Any] | None = None,
     copies: bool = True,
-) -> Model:
+) -> Opened:
     """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory."""
     check_float_weights(hf_model)
     config = hf_model.config
@@ -104,15 +104,15 @@ def from_transformers(
         converted = convert_weights(family, cfg, weights, outline, n_layers=n_layers, lacks=lacks)
         return {name: weight.clone() for name, weight in converted.items()} if copies else converted
 
-    return assemble(model_class, cfg, convert, kept)
+    return open_weights(model_class, cfg, convert, kept)
 
 
-def assemble(
-    model_class: Callable[..., Model],
+def open_weights(
+    model_class: Callable[..., Opened],
     cfg: TransformerConfig,
     convert: Callable[[TransformerConfig, Mapping[str, Tensor]], dict[str, Tensor]],
     dtype: torch.dtype | None,
-) -> Model:
+) -> Opened:
     """Make a model on the device "meta", where it takes no memory, and put weights of a type (or their own) into it."""
     model = model_class(cfg)
     outline = model.state_dict()
@@ -124,10 +124,10 @@ def assemble(
 
 def checkpoint_revision(name: str, index: int | None, step: int | None) -> str:
     """Return the revision on the hub of a checkpoint, by its index in the list of checkpoints or by its step."""
-    start = next((start for start in CHECKPOINTS if name.startswith(start)), None)
+    start = next((start for start in STEPS_ON_HUB if name.startswith(start)), None)
     if start is None:
-        raise ValueError(f"{name} has no checkpoints; models whose names start with {', '.join(CHECKPOINTS)} do")
-    form, steps = CHECKPOINTS[start]
+        raise ValueError(f"{name} has no checkpoints; models whose names start with {', '.join(STEPS_ON_HUB)} do")
+    form, steps = STEPS_ON_HUB[start]
     if "v0" in name:  # the first Pythia models have no early ones
         steps = tuple(each for each in steps if each >= 1000)
     if index is not None:

@@ -19,7 +19,7 @@ from mechicl.base.arguments import checked
 from mechicl.models.transformer.config import TransformerConfig
 
 NamedWeights = dict[str, Tensor]
-Model = TypeVar("Model", bound=Any)
+Processed = TypeVar("Processed", bound=Any)
 CENTRING = ("LN", "LNPre")
 WEIGHTED = {"LN": "LNPre", "RMS": "RMSPre"}  # norms with weights: the same without
 
@@ -182,14 +182,14 @@ def why_not(model: Any, step: str) -> str | None:
 @checked
 @torch.no_grad()
 def process_weights(
-    model: Model,
+    model: Processed,
     *,
     fold_ln: bool | None = None,
     center_writing_weights: bool | None = None,
     center_unembed: bool | None = None,
     fold_value_biases: bool | None = None,
     refactor_factored_attn_matrices: bool = False,
-) -> Model:
+) -> Processed:
     """Simplify a model's weights without changing its outputs, like TransformerLens' weight processing.
 
     Each step is an argument: True applies it, False skips it, and None applies it if the outputs stay the same (up to

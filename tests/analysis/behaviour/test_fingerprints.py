@@ -12,7 +12,7 @@ from mechicl import algorithms
 from mechicl.algorithms.card import CARDS, Algorithm, FitProblem, cards
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.analysis.behaviour import fingerprint
-from mechicl.analysis.behaviour.fingerprints import FILTER, PROPERTIES
+from mechicl.analysis.behaviour.fingerprints import FILTER_TESTS, PROPERTIES
 from mechicl.learners import AlgorithmLearner
 from mechicl.tasks import Conjunctions, LinearRegression, RepeatedTokens, TaskPool
 
@@ -102,7 +102,7 @@ def test_noise_and_size_of_the_sample_make_the_interval():
     assert sum(line.split()[-1] in ("exact", "nearly", "violated") for line in table) == len(PROPERTIES) + 2
     assert "nearly" in result.description
     assert "not exact: linear in the targets (0.003)" in result.description
-    assert set(result.to_dataframe()["property"]) == {*PROPERTIES, *FILTER}
+    assert set(result.to_dataframe()["property"]) == {*PROPERTIES, *FILTER_TESTS}
 
 
 def test_classes_have_the_properties_that_make_sense():
@@ -157,7 +157,7 @@ def test_every_card_of_the_library_declares_its_properties():
 
 @pytest.mark.parametrize("card", LIBRARY, ids=[card.name for card in LIBRARY])
 def test_an_algorithm_has_the_properties_of_its_theorem(card):
-    assert {*card.holds, *card.violates} <= {*PROPERTIES, *FILTER}
+    assert {*card.holds, *card.violates} <= {*PROPERTIES, *FILTER_TESTS}
     assert not set(card.holds) & set(card.violates)
     found = members(card)
     assert found

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mechicl import constructions
 from mechicl.analysis import fit_construction
 from mechicl.analysis.behaviour import tuned_descent
-from mechicl.analysis.weights.construction_families import Family, family_for
+from mechicl.analysis.weights.construction_families import ConstructionFamily, family_for
 from mechicl.analysis.weights.fits import ConstructionFit, match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -27,7 +27,7 @@ def prompts_for(x_dim: int, y_dim: int, n_context: int, seed: int = 0) -> Prompt
     return Prompts(xs, ys)
 
 
-def by_loops(family: Family, parameters: torch.Tensor, prompts: Prompts, n_layers: int) -> torch.Tensor:
+def by_loops(family: ConstructionFamily, parameters: torch.Tensor, prompts: Prompts, n_layers: int) -> torch.Tensor:
     """The algorithm that the family is named after."""
     d = prompts.x_dim
     numbers = parameters.numpy()
