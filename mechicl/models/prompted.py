@@ -291,8 +291,7 @@ class PromptedModel(LayeredModel):
         return (
             self._is_spliced
             or any(part._modules != children for part, children in self._children)
-            or any(map(has_torch_hooks, self._watched))
-            or any("forward" in part.__dict__ for part in self._watched)
+            or any(has_torch_hooks(part) or "forward" in part.__dict__ for part in self._watched)
         )
 
     # ---- device and dtype, arguments ----

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
+from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.tools.analysis import attribution_patch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch, squared_error
 from mechicl.base.settings import settings
@@ -148,6 +150,18 @@ def test_no_grad_memory_and_progress_change_nothing():
         assert_close(swept.unpatched, expected.unpatched, **EXACT)
     assert not model.has_hooks()
     assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_logits_are_kept_once_however_many_layers():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=5_000, n_layer=6, n_head=2, n_embd=8, n_positions=16)
+    model = build_bridge_from_module(GPT2LMHeadModel(config).eval(), "GPT2LMHeadModel", hf_config=config)
+    clean, corrupted = torch.randint(5_000, (2, 1, 16), generator=torch.Generator().manual_seed(1))
+    options: dict[str, Any] = {"metrics": lambda logits: logits[:, 3], "progress": False}
+    logits = 4 * 16 * 5_000  # bytes
+    with settings(memory=10 * logits):
+        tight = attribute(model, clean, corrupted, **options)
+    assert_close(tight.values, attribute(model, clean, corrupted, **options).values)
 
 
 @pytest.mark.parametrize("component", ["resid_mid", "resid_post", "attn_out", "z"])
