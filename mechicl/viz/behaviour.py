@@ -245,7 +245,7 @@ def probe_heatmap(result: ProbeResult, quantity: str | None = None) -> go.Figure
 N_FAMILIES = 6
 _FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = draw.COLORS["other algorithms"]
-MORE = "more general"
+MORE = "contains it as a special case"
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
 
@@ -288,7 +288,7 @@ def verdict_figure(
             marker={"color": draw.COLORS[kind], "size": 10 if kind == first else 8},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )  # fmt: skip
-    marks = {zero: 1.0} | ({} if near is None else {"called alike": near})
+    marks = {zero: 1.0} | ({} if near is None else {f"called alike up to {near:.0%}": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
     for i, (name, value) in enumerate(marks.items()):

@@ -22,7 +22,7 @@ COLORS = {
     "trained": "#1f6fb4", "other seeds": "#9cc3e6", "interpolated": "#e07b00", "linearised": "#7d7d00",
     "layer by layer": "#5c6bc0", "fine-tuned": "#a0522d", "zero-shot": "#5f7a8c", "random": "#b4b4b4",
     "other": "#b0413e", "named": "#b5179e", "nearest": "#b5179e", "tied with it": "#dc8fd0",
-    "more general": "#7b6fa8", "other algorithms": "#8a8f98",
+    "contains it as a special case": "#7b6fa8", "other algorithms": "#8a8f98",
     "query exchanged": "#33658a", "context exchanged": "#d1495b", "query stops reading": "#edae49",
     "context frozen": "#66a182", "context isolated": "#8a4fff",
 }  # fmt: skip
