@@ -158,10 +158,8 @@ def train_arm(args: Any, arm: Arm, seed: int) -> None:
         if scratch and config.curriculum is not None:  # whole prompts from step 1200 on
             task = config.curriculum.task_at(task, int(2.5 * step))
         prompts = task.sample(args.batch_size, seed=2**33 + 10**6 * seed + step)
-        if cut:
-            predictions = predict_prefixes(model, prompts, cut=True)
-        else:  # the inputs of later points are the queries: the same numbers from two thirds of the tokens
-            predictions = model.decode(model(model.encode(prompts)))
+        # without the cut, the inputs of later points are the queries: the same numbers from two thirds of the tokens
+        predictions = predict_prefixes(model, prompts, cut=True) if cut else model.decode(model(model.encode(prompts)))
         loss = (predictions - prompts.ys).square().mean()
         optimizer.zero_grad()
         loss.backward()

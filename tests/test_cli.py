@@ -17,7 +17,7 @@ import yaml
 import mechicl
 from mechicl import cli
 from mechicl.base import shipped
-from mechicl.checkpoints import available, load, load_checkpoint
+from mechicl.checkpoints import available, load, load_checkpoint, save
 from mechicl.cli.train import named_presets
 from mechicl.tasks import DecisionTrees, FixedTasks, LinearRegression, SineRegression
 from mechicl.tasks.registry import TASK_KINDS
@@ -371,6 +371,14 @@ def test_analyses_and_sweeps_start_without_what_only_some_calls_need():
 
 def test_importing_mechicl_loads_nothing_of_it():
     assert not modules_after("import mechicl") & (HEAVY | {"tyro"})
+
+
+def test_checkpoints_of_one_name_are_compared_under_their_paths(tmp_path, monkeypatch):
+    seen: dict[str, object] = {}
+    monkeypatch.setattr("mechicl.reports.report", lambda *_, compare, **others: seen.update(compare) or tmp_path)
+    runs = [str(save(tmp_path / run / "checkpoint", load("lsa-1l"))) for run in "ab"]
+    cli.main(["report", "lsa-1l", "--out", str(tmp_path), "--compare", *runs, "lsa-2l-looped"])
+    assert [*seen] == [*runs, "lsa-2l-looped"]
 
 
 def test_help_of_train_loads_nothing_that_only_reports_and_pictures_need():

@@ -1,5 +1,6 @@
 """The contents of a checkpoint: the models of all seeds, their training record, their weights during training."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ class Snapshots:
     def __post_init__(self):
         if not fits(self.weights, dict[str, Tensor]):  # on any device, "meta" too
             raise ArgumentError(f"weights must be a dictionary of tensors by name, got {described(self.weights)}")
+        if any(one >= other for one, other in itertools.pairwise(self.steps)):
+            raise ValueError(f"steps must ascend, got {self.steps}")
         for name, tensor in self.weights.items():
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not contain {len(self.steps)} snapshots")
@@ -107,7 +110,7 @@ class Checkpoint:
     @property
     def final_losses(self) -> list[float]:
         """The held-out loss of each model at the end of its training, by the record's curve; empty without one."""
-        losses = self.record.get("curve", {}).get("eval_loss") or [[]]
+        losses = (self.record.get("curve") or {}).get("eval_loss") or [[]]
         return [math.inf if loss is None or math.isnan(loss) else float(loss) for loss in losses[-1]]
 
     @property

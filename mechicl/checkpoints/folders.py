@@ -142,8 +142,9 @@ def save(
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
         ValueError: a repository of the hub as folder, no models, different configs, hooks, weights that are not those
-            of the config (tied, parametrized), a number of `seeds` in the record that differs from the number of
-            models, or a record that is too long to be read.
+            of the config (tied, parametrized), snapshots that are not those of the models, a number of `seeds` or of
+            the curve's losses in the record that differs from the number of models, or a record that is too long to be
+            read.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -164,6 +165,9 @@ def save(
     }
     if snapshots is not None:
         steps = ",".join(map(str, snapshots.steps))
+        _check_snapshots(snapshots.weights, {"steps": steps}, weights)
+        first = {name: weight[0] for name, weight in snapshots.weights.items()}
+        check_stack(models[0].cfg, _in_full(models[0].cfg, first))
         files["snapshots.safetensors"] = tensor_bytes(snapshots.weights, {"steps": steps})
     digests = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
     digests[RECORD] = _record_digest(record)
@@ -267,6 +271,10 @@ def _check_seeds(record: dict[str, Any], n_models: int) -> None:
     seeds = record.get("seeds", range(n_models))
     if not isinstance(seeds, list | tuple | range) or len(seeds) != n_models:
         raise ValueError(f"{n_models} models for the seeds {seeds!r}")
+    curve = record.get("curve") or {}
+    for name in ("loss", "eval_loss"):
+        if wrong := [len(line) for line in curve.get(name) or () if len(line) != n_models]:
+            raise ValueError(f"the curve has {wrong[0]} losses ({name}) of {n_models} models")
 
 
 def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:

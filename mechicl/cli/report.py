@@ -1,6 +1,7 @@
 """`mechicl report`."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -8,6 +9,12 @@ import tyro
 
 LANGUAGE_ONLY = ("tasks", "quick", "memory", "revision", "gguf_file")
 OTHERS_ONLY = ("sections", "seed", "task", "task_index", "compare", "n_prompts")
+
+
+def _short_names(checkpoints: Sequence[str]) -> list[str]:
+    """The last parts of their paths, or the whole paths where those are not different."""
+    short = [Path(name).name for name in checkpoints]
+    return [last if short.count(last) == 1 else name for last, name in zip(short, checkpoints, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Report:
             self.checkpoint,
             None if self.task is None else task_from_dict(read_json(self.task)),
             self.out,
-            compare={Path(name).name: load(name) for name in self.compare},
+            compare=dict(zip(_short_names(self.compare), map(load, self.compare), strict=True)),
             sections=sections,
             n_prompts=self.n_prompts,
             seed=self.seed,

@@ -236,8 +236,11 @@ def _sharing_contexts(fits: list[Any]) -> Iterator[tuple[np.ndarray, np.ndarray,
 
 def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, queries: np.ndarray) -> np.ndarray:
     sklearn = _import_sklearn()
-    if _has_tags(estimator) and sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
-        return ys[:1].repeat(len(queries), axis=0)
+    if _has_tags(estimator) and sklearn.base.is_classifier(estimator) and (same := (ys == ys[0]).all(0)).any():
+        predicted = ys[:1].repeat(len(queries), axis=0)  # a target with one class is predicted as that class
+        if not same.all():
+            predicted[:, ~same] = _fit_and_predict(estimator, xs, ys[:, ~same], queries)
+        return predicted
     one = ys.shape[1] == 1 and (not _has_tags(estimator) or sklearn.utils.get_tags(estimator).target_tags.single_output)
     unfitted = _copied(estimator)
     fitted = unfitted.fit(xs, ys[:, 0] if one else ys)

@@ -257,10 +257,10 @@ def by_name(learners: Learners) -> dict[str, Any]:
     if isinstance(learners, Mapping):
         return dict(learners)
     names = list(map(name_of, learners))
-    return {
-        f"{name} {i + 1}" if names.count(name) > 1 else name: each
-        for i, (name, each) in enumerate(zip(names, learners, strict=True))
-    }
+    numbered = [f"{name} {i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+    if len({*numbered}) < len(names):
+        raise ValueError(f"names of learners must differ, got {names}: give a mapping from names to learners")
+    return dict(zip(numbered, learners, strict=True))
 
 
 def named_learners(learners: Learners) -> dict[str, Any]:

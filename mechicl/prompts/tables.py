@@ -53,12 +53,17 @@ class Tables:
         Args:
             xs: cells of the rows with labels, `[row column]`; NaN where one is missing.
             ys: their labels `[row]` or `[row y]`.
-            queries: cells of the rows to predict, `[query column]`; their labels are stored as 0.
+            queries: cells of the rows to predict, `[query column]`; their labels are stored as 0. Columns of two data
+                frames are matched by name.
 
         Example:
             >>> Tables.from_arrays(np.zeros((50, 3)), np.zeros(50), np.ones((10, 3))).n_queries
             10
         """
+        if hasattr(xs, "columns") and hasattr(queries, "columns"):
+            if sorted(map(str, xs.columns)) != sorted(map(str, queries.columns)):
+                raise ArgumentError(f"queries must have the columns of xs, {[*xs.columns]}, got {[*queries.columns]}")
+            queries = queries[[*xs.columns]]
         parts = (part if isinstance(part, Tensor) else np.array(part, dtype=np.float64) for part in (xs, ys, queries))
         xs, ys, queries = (torch.as_tensor(part, dtype=torch.float64) for part in parts)
         ys = ys[:, None] if ys.ndim == 1 else ys

@@ -84,6 +84,8 @@ def report(
     folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
     check_writable(folder)
     bars = settings(progress=settings.progress if progress is None else progress)
+    if n_prompts is not None and n_prompts < 1:
+        raise ValueError(f"n_prompts must be 1 or more, got {n_prompts}")
     if isinstance(model, str | Path):
         model = load_language_model(model) if is_language_model(model) else load_checkpoint(model)
     of_words = task is None or isinstance(task, str | Sequence)

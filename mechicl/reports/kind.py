@@ -71,7 +71,7 @@ class Kind:
 
     def __init__(self, study: Models, *, n_prompts: int | None = None, seed: int | None = None):
         self.study = study if isinstance(study, Study) else Study(study, seed=study.seeds[0])
-        self.n_prompts = n_prompts or self.n_held_out
+        self.n_prompts = self.n_held_out if n_prompts is None else n_prompts
         self.sections: Sequence[str] | None = None  # those that were requested
         self.seed = self.prompt_seed if seed is None else seed
 

@@ -47,12 +47,15 @@ class Interval:
         check_fields(self, undefined=True)
 
     def __str__(self) -> str:
-        half, digits = self.half_width, 4
+        half, digits, size = self.half_width, 4, abs(self.mean)
         if half and math.isfinite(half):
             digits = max(0, 1 - math.floor(math.log10(half)))
         number, width = f".{digits}f", f".{digits}f"
         if digits > 12:  # differences at the level of rounding
-            number, width = ".3g", ".2g"
+            shown = math.floor(math.log10(size / half)) + 2 if size and math.isfinite(size) else 3
+            number, width = f".{min(max(shown, 3), 12)}g", ".2g"
+        elif 0 < size < 0.01 and not (half and math.isfinite(half)):
+            number = ".4g"
         if (self.middle == "median" or self.cut) and math.isfinite(half):
             return f"{self.mean:{number}} ({self.low:{number}} to {self.high:{number}})"
         return f"{self.mean:{number}} ± {half:{width}}"
@@ -236,7 +239,8 @@ def crossed_interval(
     2007 ("The pigeonhole bootstrap"), for two crossed factors; Satterthwaite 1946.
 
     Args:
-        values: one for each seed and prompt, such as squared errors. Values that are not finite are left out.
+        values: one for each seed and prompt, such as squared errors. Values that are not finite are left out, and
+            prompts that have none count for nothing, in `over` neither.
         over: values that divide, such as the squared errors of an algorithm on the same prompts: each seed's mean is
             divided by their mean.
         trim: share of the prompts with the largest values that each mean leaves out, of `values` and of `over`
@@ -252,6 +256,8 @@ def crossed_interval(
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
     """
+    known = values.isfinite().any(0) if over is None else (values.isfinite().any(0) & over.isfinite().any(0))
+    values, over = values[:, known], over if over is None else over[:, known]
     n_seeds, n_prompts = values.shape
     if not n_prompts or not n_seeds:
         return Interval(math.nan, math.nan, math.nan, n_seeds, level)

@@ -135,6 +135,8 @@ class Grid:
         """The axes by name, "seed" last."""
         axes = read_axes(self.over)
         seeds = axes.pop(SEED, None)
+        if seeds and (other := sorted({name for changes in seeds.values() for name in changes} - {SEED})):
+            raise ValueError(f"the axis of seeds can change nothing else, got {other}: make another axis of them")
         return axes | {SEED: seeds or {seed: {SEED: seed} for seed in self.base.seeds}}
 
     @property

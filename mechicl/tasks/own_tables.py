@@ -1,9 +1,13 @@
 """A table of the user's own as a task: other rows are drawn as context and as rows to predict each time."""
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -62,14 +66,15 @@ class OwnTable(TableTask):
     ) -> "OwnTable":
         """Make a task of a data frame, or of a CSV file.
 
-        Columns of text become numbers, in alphabetical order.
+        Columns of text become numbers in alphabetical order, ordered categories in their order, and columns of objects
+        that are all numbers stay numbers.
 
         Args:
             frame: a data frame of pandas, or the path of a CSV file with a header.
             label: name of the column to predict; all others are read.
             n_context: number of rows with labels in each table; by default 50, or two thirds of a shorter table's.
-            classes: the labels are classes, which numbers such as 0 and 1 may be too; by default text and True or False
-                are.
+            classes: the labels are classes, which numbers such as 0 and 1 may be too; by default text, categories and
+                True or False are.
 
         Raises:
             ArgumentError: no such column, two of one name, a column that is neither numbers nor text, a missing label,
@@ -92,13 +97,17 @@ class OwnTable(TableTask):
         n_values = table[label].nunique()
         if n_values < 2:
             raise ArgumentError(f"column {label!r} must have two different labels or more, in {len(table)} rows")
+        has_categories = hasattr(table[label], "cat")
+        table = pd.DataFrame({name: each if name == label and has_categories else _plain(each)
+                              for name, each in table.items()})  # fmt: skip
         cells = torch.stack([_numbers(table[name]) for name in table.columns if name != label], dim=1)
-        classes = not _is_numeric(table[label]) if classes is None else classes
+        classes = (has_categories or not _is_numeric(table[label])) if classes is None else classes
         if classes:
             if n_values == len(table):
                 raise ArgumentError(f"column {label!r} ({table[label].dtype}) must have classes, which several rows "
                                     f"share, got {n_values} values in {len(table)} rows")  # fmt: skip
-            codes = torch.tensor(table[label].astype("category").cat.codes.to_numpy("int64"))
+            found = table[label].astype("category").cat.remove_unused_categories()
+            codes = torch.tensor(found.cat.codes.to_numpy("int64"))
             ys = torch.nn.functional.one_hot(codes).double()
         elif _is_numeric(table[label]):
             ys = _numbers(table[label])[:, None]
@@ -141,8 +150,25 @@ def _is_numeric(column: Any) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
+def _plain(column: Any) -> Any:
+    """Return numbers of dtype object or category with a dtype of numbers; ordered categories and text unchanged."""
+    if hasattr(column, "cat") and not column.cat.ordered:
+        column = column.astype(object)
+    if column.dtype != object:
+        return column
+    values = column.dropna()
+    if values.map(lambda value: isinstance(value, Real | Decimal) and not isinstance(value, bool)).all():
+        return column.where(column.notna(), math.nan).map(float)
+    for value in values:
+        if not isinstance(value, str | bool | np.bool_):
+            raise ArgumentError(f"column {column.name!r} must have numbers or text, got {described(value)} in it")
+    return column
+
+
 def _numbers(column: Any) -> Float[Tensor, "row"]:
-    if _is_numeric(column):
+    if hasattr(column, "cat"):  # ordered
+        values = column.cat.codes.astype("float64").where(column.notna()).to_numpy()
+    elif _is_numeric(column):
         values = column.to_numpy("float64", na_value=float("nan"))
     else:
         codes = column.astype(str).where(column.notna()).astype("category").cat.codes

@@ -4,10 +4,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import torch
 
+from mechicl.base.annotations import parts_of
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, checked, strictly_between
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
@@ -325,8 +326,11 @@ def _changed(part: Any, changes: Mapping[str, Any], path: str) -> Any:
             values.setdefault(first, {})[rest] = value
         else:
             values[first] = value
+    hints = get_type_hints(type(part))
     for name, value in values.items():
         inner = getattr(part, name)
+        if value is None and any("none" in get_args(each) for each in parts_of(hints[name])):
+            values[name] = "none"  # a value of the field; None would mean its default
         if isinstance(value, dict) and dataclasses.is_dataclass(inner):
             values[name] = _changed(inner, value, name if path == "config" else f"{path}.{name}")
     return getattr(part, "replace", lambda **new: dataclasses.replace(part, **new))(**values)

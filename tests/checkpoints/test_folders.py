@@ -88,6 +88,25 @@ def test_saving_over_a_checkpoint_replaces_all_of_it(folder):
     assert torch.equal(load(folder).W_Q, model.W_Q)
 
 
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda weights: {name: weight[:, :1] for name, weight in weights.items()}, "is not a snapshot of a weight"),
+    (lambda weights: {name: weight[..., :1] for name, weight in weights.items()}, "is not a snapshot of a weight"),
+    (lambda weights: dict([*weights.items()][:1]), "layers|missing"),
+])  # fmt: skip
+def test_snapshots_of_other_models_do_not_replace_a_checkpoint(folder, change, named):
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.snapshots is not None
+    other = Snapshots(checkpoint.snapshots.steps, change(checkpoint.snapshots.weights))
+    with pytest.raises(ValueError, match=named):
+        save(folder, checkpoint.models, {"seeds": [5, 9]}, other)
+    assert load_checkpoint(folder).record["wall_time"] == 1.5
+
+
+def test_a_curve_has_a_loss_of_each_model(folder):
+    with pytest.raises(ValueError, match=r"the curve has 1 losses \(eval_loss\) of 2 models"):
+        save(folder, load_checkpoint(folder).models, {"curve": {"eval_loss": [[1.0, 2.0], [3.0]]}})
+
+
 def test_lstms_come_back_as_lstms_bit_for_bit(tmp_path):
     cfg = LSTMConfig(x_dim=3, n_context=4, y_dim=2, n_layers=2, d_model=5)
     models = [HookedLSTM(cfg, seed=seed) for seed in (4, 2)]

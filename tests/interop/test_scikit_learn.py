@@ -125,6 +125,18 @@ def test_classes():
             assert predictions[row, t, 0] == expected
 
 
+def test_classes_in_columns_of_which_a_context_lacks_one():
+    """Each column is its own target; a constant one is predicted unchanged."""
+    xs = torch.randn(1, 13, 2, generator=torch.Generator().manual_seed(0)).double()
+    ys = torch.nn.functional.one_hot((xs[..., 0] > 0).long(), 3).double()
+    predicted = from_sklearn(LogisticRegression()).predict(Prompts(xs, ys))[0]
+    context = xs[0, :-1].numpy()
+    for column in (0, 1):
+        fitted = LogisticRegression().fit(context, ys[0, :-1, column].numpy())
+        assert predicted[column] == fitted.predict(xs[0, -1:].numpy())[0]
+    assert predicted[2] == 0
+
+
 def test_one_that_takes_several_targets_only():
     prompts = sampled(1)
     x, y = prompts.xs[0].double().numpy(), prompts.ys[0].double().numpy()

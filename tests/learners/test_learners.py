@@ -1,5 +1,7 @@
 """Learners of points and of tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,9 @@ def test_learners_are_named():
     assert named_learners({"a": one, "b": two}) == {"a": one, "b": two}
     assert list(named_learners([one, two, one])) == [f"{one.name} 1", two.name, f"{one.name} 3"]
     assert named_learners(()) == {}
+    called = [SimpleNamespace(name=name) for name in ("a", "a", "a 1")]
+    with pytest.raises(ValueError, match="names of learners must differ"):
+        named_learners(called)
 
 
 class OnlyPredicts:

@@ -310,6 +310,29 @@ def test_a_share_is_printed_with_both_ends_unless_they_are_equally_far():
     assert str(interval(torch.arange(20) % 2)) == "0.50 ± 0.23"
 
 
+@pytest.mark.parametrize("n_seeds", [1, 3])
+def test_prompts_without_values_are_as_if_they_were_not_there(n_seeds):
+    generator = torch.Generator().manual_seed(0)
+    values, over = torch.rand(2, n_seeds, 60, generator=generator).double()
+    known = torch.rand(60, generator=generator) < 0.4
+    values[:, ~known] = math.nan
+    shares = (values > 0.9).double().where(known, math.nan)
+    for one, other in ((values, over), (values, over[:1]), (shares, None), (values, None), (over, values)):
+        rest = None if other is None else other[:, known]
+        assert str(crossed_interval(one, other)) == str(crossed_interval(one[:, known], rest))
+    assert math.isnan(crossed_interval(values[:, ~known]).mean)
+
+
+@pytest.mark.parametrize(("ends", "text"), [
+    ((1.23456789, 1.23456789 - 4.7e-15, 1.23456789 + 4.7e-15), "1.23456789 ± 4.7e-15"),
+    ((2e-16, 1e-16, 3e-16), "2e-16 ± 1e-16"), ((3e-5, 3e-5, 3e-5), "3e-05 ± 0.0000"),
+    ((3e-5, math.nan, math.nan), "3e-05 ± nan"), ((0.0, 0.0, 0.0), "0.0000 ± 0.0000"),
+    ((0.5, 0.5, 0.5), "0.5000 ± 0.0000"),
+])  # fmt: skip
+def test_a_mean_is_printed_with_the_digits_that_its_interval_has(ends, text):
+    assert str(Interval(*ends, n=5)) == text
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.3, -2.0])
 def test_constant_quantities_that_are_no_shares_are_exact(value):
     measured = interval(torch.full((20,), value), within=UNBOUNDED)

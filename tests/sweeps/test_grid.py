@@ -105,6 +105,14 @@ def test_a_value_may_be_labelled_and_change_several_fields():
     assert [place["task"] for place in Sweep(BASE, {"task": tasks, "seed": (0,)}).places] == ["plain", "pool"]
 
 
+def test_none_is_the_value_of_a_field_that_has_it():
+    preset, name = PRESETS["gpt2-4l"].replace(steps=0, curriculum=None), "model.positional_embedding_type"
+    axes = parse_axes([f"{name}=none,rotary"])
+    kinds = [cell.config.model.positional_embedding_type for cell in Sweep(preset, axes | {"seed": (0,)}).cells]
+    assert kinds == ["none", "rotary"]
+    assert change(preset, {"curriculum": None}).curriculum is None
+
+
 # ---- ready-made sweeps ----
 @pytest.mark.parametrize("name", sorted(SWEEPS))
 def test_every_combination_is_a_training(name):
@@ -162,6 +170,7 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
         ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
     ]),
     *((lambda over=over: Sweep(BASE, over), named) for over, named in [
+        ({"seed": {1: {"learning_rate": 5.0}}}, r"can change nothing else, got \['learning_rate'\]"),
         ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
         ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
         ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),

@@ -1,5 +1,7 @@
 """A table of the user's own: columns of a frame, classes, and rows of each draw."""
 
+import math
+from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -31,6 +33,38 @@ def test_a_csv_file_is_read_like_its_frame(tmp_path: Path):
     FRAME.to_csv(tmp_path / "own.csv", index=False)
     read = OwnTable.from_frame(tmp_path / "own.csv", "price")
     torch.testing.assert_close(read.cells, OwnTable.from_frame(FRAME, "price").cells, equal_nan=True)
+
+
+NUMBERS = [1, 2, None, 10, 9, 100] * 5
+OBJECTS = {
+    "object": pd.Series(NUMBERS, dtype=object),
+    "decimal": pd.Series([each if each is None else Decimal(each) for each in NUMBERS]),
+    "category": pd.Series(pd.Categorical(NUMBERS)),
+    "Int64": pd.Series(NUMBERS, dtype="Int64"),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_numbers_are_numbers_whatever_their_dtype(kind: str):
+    task = OwnTable.from_frame(FRAME[["price"]].assign(size=OBJECTS[kind]), "price")
+    torch.testing.assert_close(
+        task.cells[:, 0],
+        torch.tensor([math.nan if each is None else float(each) for each in NUMBERS]).double(),
+        equal_nan=True,
+    )
+    if kind == "object":
+        labels = FRAME[["size"]].assign(price=OBJECTS[kind].fillna(3))
+        assert not OwnTable.from_frame(labels, "price").has_classes
+
+
+def test_categories_keep_their_order_and_those_without_a_row_are_no_classes():
+    heights = pd.Categorical(["low", "high", "medium"] * 10, categories=["low", "medium", "high"], ordered=True)
+    task = OwnTable.from_frame(FRAME[["price"]].assign(height=heights), "price")
+    assert task.cells[:3, 0].tolist() == [0, 2, 1]
+    labels = pd.Categorical(["b", "c"] * 15, categories=["a", "b", "c"])
+    filtered = OwnTable.from_frame(FRAME[["size"]].assign(kind=labels), "kind")
+    torch.testing.assert_close(filtered.labels, torch.eye(2).double().repeat(15, 1))
+    assert OwnTable.from_frame(FRAME[["size"]].assign(kind=pd.Categorical([0, 1] * 15)), "kind").has_classes
 
 
 @pytest.mark.parametrize(("label", "n"), [("fresh", 2), ("kind", 3)])

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
+from mechicl.base.arguments import ArgumentError
 from mechicl.prompts import Tables
 from mechicl.tasks import TableClassification, TableRegression
 from mechicl.tasks.sampling import RandomTensors
@@ -117,3 +119,8 @@ def test_tables_are_checked():
     assert (made.n_context, made.n_queries) == (2, 1)
     assert made.xs.isnan().sum() == 1
     assert made.targets.item() == 0
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    made = Tables.from_arrays(frame, [5.0, 6.0], frame[["b", "a"]])
+    assert made.xs[0].tolist() == 2 * [[1.0, 3.0], [2.0, 4.0]]
+    with pytest.raises(ArgumentError, match=r"must have the columns of xs, \['a', 'b'\], got \['b'\]"):
+        Tables.from_arrays(frame, [5.0, 6.0], frame[["b"]])

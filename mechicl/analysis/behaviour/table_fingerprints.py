@@ -135,6 +135,7 @@ class OnTables:
     tables: Tables
     prompts: Prompts
     predicted: Float[Tensor, "prompt y"]
+    has_classes: bool
 
     @classmethod
     def drawn(cls, learner: Learner, task: TableTask, n_tables: int, n_queries: int, seed: int) -> "OnTables":
@@ -144,7 +145,7 @@ class OnTables:
         predicted = query_predictions(learner, prompts)
         if not predicted.isfinite().all():
             raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
-        return cls(tables, prompts, predicted)
+        return cls(tables, prompts, predicted, task.has_classes)
 
     def squares(self, differences: Float[Tensor, "prompt y"]) -> Float[Tensor, "table"]:
         """Return mean squares of differences of predictions."""

@@ -167,8 +167,7 @@ def identify_on_tables(
 
 
 def _runs(estimator: Any, on_tables: OnTables, n_runs: int) -> Float[Tensor, "run prompt y"]:
-    classes = on_tables.prompts.y_dim > 1
-    seeded = (from_sklearn(estimator, probabilities=classes, seed=1001 + run) for run in range(n_runs))
+    seeded = (from_sklearn(estimator, probabilities=on_tables.has_classes, seed=1001 + run) for run in range(n_runs))
     # a bar for every try would flicker, and many tries converge badly
     with settings(progress=False), warnings.catch_warnings(action="ignore"):
         return torch.stack([query_predictions(each, on_tables.prompts) for each in seeded])
@@ -207,7 +206,7 @@ def _match(family: TableFamily, fitting: OnTables, held_out: OnTables) -> Family
     hyperparameters = {f"number {i}": float(10**value) for i, value in enumerate(numbers)}
     errors = held_out.squares(runs.mean(0) - held_out.prompts.query.ys)
     n_fitted = len(numbers) + (len(family.choices) > 1)
-    member = from_sklearn(best, probabilities=held_out.prompts.y_dim > 1)
+    member = from_sklearn(best, probabilities=held_out.has_classes)
     return FamilyMatch(
         family.name, member, hyperparameters, n_fitted, squares, nan, errors, squares / held_out.size.mean()
     )

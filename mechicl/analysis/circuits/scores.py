@@ -48,7 +48,7 @@ class EdgeScores(Result):
         """Return the importance of each edge: the absolute value of its mean score over prompts."""
         return self.scores.mean(1).abs()
 
-    def strongest(self, n: int) -> list[Edge]:
+    def strongest(self, n: Count) -> list[Edge]:
         """Return the `n` edges with the largest mean scores in absolute value; warn if others tie with the last."""
         return [self.edges[i] for i in largest(self.sizes(), n, "edges")[0]]
 

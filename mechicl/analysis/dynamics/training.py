@@ -62,6 +62,7 @@ def measure_over_training(
             models by step. Give large models as functions that load them: then one is in memory at a time.
         measure: function of a model that returns a `Result`, or tensors by name. Samples (prompts) are on the last
             axis; other axes are averaged. At the snapshots of a checkpoint it gets the same model with other weights.
+            Seeds are in the order of the checkpoint, of a `Study` in that of its `seeds`.
 
     Returns:
         `steps`, and `quantities` by name: for a checkpoint the mean of each seed's model, `[step seed]`; for models the

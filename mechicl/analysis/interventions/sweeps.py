@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
+from mechicl.base.arguments import Count
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import largest
 
@@ -107,7 +108,7 @@ class InterventionSweep(Result):
             baseline=self.unpatched_values[name],
         )
 
-    def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
+    def strongest(self, n: Count = 5, metric: str | None = None) -> pd.DataFrame:
         """Return the `n` cells with the largest mean effects, up or down, and their 95% intervals; warn of ties."""
         name = self._metric(metric)
         table = self.to_dataframe()

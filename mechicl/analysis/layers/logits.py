@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.utilities import get_act_name
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import Hook, ModelAdapter
@@ -128,7 +128,7 @@ class LogitAttribution(Result):
     logits: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
     errors: Float[Tensor, "prompt"] = field(metadata=NOT_SAMPLES)
 
-    def strongest(self, n: int = N_SHOWN) -> list[str]:
+    def strongest(self, n: Count = N_SHOWN) -> list[str]:
         """Return the components with the largest mean contributions, up or down."""
         order = self.contributions.mean(-1).abs().argsort(descending=True)
         return [self.components[i] for i in order[:n].tolist()]
