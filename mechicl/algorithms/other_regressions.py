@@ -73,7 +73,7 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
         xs = part.xs.double()
         values = (log_kernel(xs, xs) / bandwidth**2).exp()
         both = seen[:, :, None] & seen[:, None]
-        matrices = torch.where(both, values[:, None], 0.0) + penalty * torch.eye(xs.shape[1], dtype=xs.dtype)
+        matrices = torch.where(both, values[:, None], 0.0) + penalty * torch.eye(xs.shape[1]).to(xs)
         ys = torch.where(seen[..., None], part.ys.double()[:, None], 0.0)
         coefficients = torch.linalg.solve(matrices, ys)
         return one_step(part, (selected(values, at)[:, :, None] @ coefficients)[:, :, 0], "kernel ridge")
@@ -101,7 +101,9 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
         for _ in range(MAX_REWEIGHTINGS):
             weighted = (shares[..., None] * xs[:, None, None]).mT  # [prompt y t x point]
             second, cross = weighted @ xs[:, None, None], weighted @ ys[..., None]
-            second = second + 1e-13 * second.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * torch.eye(part.x_dim)
+            second = second + 1e-13 * second.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * torch.eye(
+                part.x_dim
+            ).to(xs)
             before, weights = weights, torch.linalg.solve_ex(second, cross)[0][..., 0].nan_to_num()
             residuals = ((xs[:, None, None] @ weights[..., None])[..., 0] - ys).abs()
             shares = seen * (threshold / residuals.clamp(min=1e-300)).clamp(max=1)

@@ -101,10 +101,9 @@ class Checkpoint:
                 f"{self.name}: {len(self.models)} models for {len(tasks)} tasks and the seeds {training.get('seeds')}"
             )
         parts = []
-        for i, task in enumerate(tasks):
+        for i in range(len(tasks)):
             part = self.select(range(i * n_seeds, (i + 1) * n_seeds))
-            record = {**part.record, "training": {**training, "task": task, "more_tasks": []}}
-            parts.append(Checkpoint(f"{self.name}, task {i}", part.models, record, part.snapshots))
+            parts.append(replace(part, name=f"{self.name}, task {i}"))
         return parts
 
     @property
@@ -137,7 +136,10 @@ class Checkpoint:
 
     @checked
     def select(self, indices: Iterable[int]) -> "Checkpoint":
-        """Make a checkpoint of the models with these indices, and of their part of the record and the snapshots."""
+        """Make a checkpoint of the models with these indices, and of their part of the record and the snapshots.
+
+        The record keeps the tasks of these models; it has none if models of several tasks differ in their seeds.
+        """
         chosen = list(indices)
         models, record = [self.models[i] for i in chosen], dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
@@ -145,7 +147,29 @@ class Checkpoint:
             curve = record["curve"]
             losses = {n: [[line[i] for i in chosen] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
             record["curve"] = {**curve, **losses}
+        if chosen and "training" in record:
+            record["training"] = self._training_of(chosen)
         return Checkpoint(self.name, models, record, self.snapshots and self.snapshots.select(chosen))
+
+    def _training_of(self, chosen: list[int]) -> dict[str, Any]:
+        """The training config of some models: their seeds and tasks; without tasks, if these have different seeds."""
+        training, n = self.record["training"], self._n_seeds
+        tasks = [training.get("task"), *training.get("more_tasks", ())]
+        seeds: dict[int, list[int]] = {}
+        for index in chosen:
+            seeds.setdefault(index % len(self.models) // n, []).append(index % n)
+        first = next(iter(seeds.values()))
+        kept = (
+            {**training, "seeds": [training["seeds"][i] for i in first]}
+            if len(training.get("seeds", ())) == n
+            else {**training}
+        )
+        if len(tasks) == 1:
+            return kept
+        if any(each != first for each in seeds.values()) or chosen != [n * i + j for i in seeds for j in first]:
+            return {name: value for name, value in kept.items() if name not in ("task", "more_tasks", "seeds")}
+        task, *more = (tasks[i] for i in seeds)
+        return {**kept, "task": task, "more_tasks": more}
 
     @checked
     def model(self, seed: int | None = None) -> Model:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -92,6 +92,12 @@ class Study:
     def load(cls, name: str | Path, task: Any = None, **options: Any) -> "Study":
         """Open a saved checkpoint, by its name or folder; the other arguments are those of `Study`."""
         return cls(name, task, **options)
+
+    def beside(self, learners: Mapping[str, Any]) -> dict[str, Any]:
+        """Return learners by name and those to compare with, which get another name where theirs is taken."""
+        taken = {self.name, *learners}
+        compared = {f"{name}, compared" if name in taken else name: each for name, each in self.compare.items()}
+        return {**learners, **compared}
 
     @property
     def model(self) -> Any:

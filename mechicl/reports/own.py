@@ -30,10 +30,10 @@ _WORDS = {
 
 def _loss(kind: "Own") -> Measured:
     study, prompts = kind.study, kind.held_out
-    learners: dict[str, Learner] = {
+    learners: dict[str, Learner] = study.beside({
         study.name: study.model, "least squares": AlgorithmLearner(algorithms.ols),
-        "averaging": AlgorithmLearner(algorithms.averaging), **study.compare,
-    }  # fmt: skip
+        "averaging": AlgorithmLearner(algorithms.averaging),
+    })  # fmt: skip
     errors = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
     square = prompts.ys.double().square().mean((1, 2))
     lines = {name: [ratio_interval(point, square) for point in values.T] for name, values in errors.items()}
@@ -64,7 +64,7 @@ def _no_shifts(kind: "Own") -> str:
 
 
 def _shifts(kind: "Own") -> Measured:
-    learners = {"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols), **kind.study.compare}
+    learners = kind.study.beside({"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols)})
     shifted = measure_shifted_losses(
         learners, kind.study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
     )

@@ -82,11 +82,19 @@ def _rows(kind: "Texts") -> list[Row]:
     rows = [
         Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", share=True),
         Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries", share=True),
-        Row("accuracy gained by demonstrations", None, interval(gain), "queries", share=True),
+        Row("accuracy gained by demonstrations", None, interval(gain, within=(-1, 1)), "queries", share=True),
     ]
     if len(models) > 1:
         gains = torch.tensor([_gain(model, kind.texts) for model in models])
-        rows.append(Row("accuracy gained by demonstrations, all seeds", None, interval(gains), "seeds", share=True))
+        rows.append(
+            Row(
+                "accuracy gained by demonstrations, all seeds",
+                None,
+                interval(gains, within=(-1, 1)),
+                "seeds",
+                share=True,
+            )
+        )
     for name, comparison in kind.together.items():
         words = "of the queries that fine-tuning gets right"
         rows += [

@@ -158,12 +158,12 @@ class LinearRegression(PromptDistribution):
                 xs = xs @ self._shared_basis.to(xs)
             elif self.eigenbasis == "per_task":
                 xs = xs @ random_rotations(random.normal(n_prompts, self.x_dim, self.x_dim))
+        if self.active_dims is not None:
+            xs[..., self.active_dims :] = 0
         if self.normalize_inputs:
             xs = xs / xs[:, :-1].flatten(1).norm(dim=1)[:, None, None]
         if self.input_scale != 1:
             xs = xs * self.input_scale
-        if self.active_dims is not None:
-            xs[..., self.active_dims :] = 0
         return xs
 
     def _spectrum(self) -> Float[Tensor, "x"] | None:

@@ -99,7 +99,10 @@ class TaskPool(PromptDistribution):
     @property
     def new_tasks(self) -> LinearRegression:
         """The task whose weights are new in every prompt, from the distribution that the pool was drawn from."""
-        return LinearRegression(x_dim=self.x_dim, n_context=self.n_context, inputs="gaussian", noise_std=self.noise_std)
+        return LinearRegression(
+            x_dim=self.x_dim, n_context=self.n_context, inputs="gaussian", noise_std=self.noise_std,
+            active_dims=self.active_dims,
+        )  # fmt: skip
 
     @cached_property
     def _weights(self) -> Float[Tensor, "task x"]:

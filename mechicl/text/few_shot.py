@@ -82,7 +82,8 @@ def word_prompts(
         n_shots: demonstrations per prompt; 0 for zero-shot prompts.
         labels: outputs that demonstrations show. "true": the right ones; "shuffled": exchanged within a prompt, so that
             no input has its own output (if no output is that of more than half of them); "random": words of other
-            tasks; "other task": the demonstrations are pairs of `other` instead.
+            tasks; "other task": the demonstrations are pairs of `other` instead, of which one may have the query's
+                input.
         other: task of the demonstrations, required for labels="other task" and refused otherwise.
 
     Returns:

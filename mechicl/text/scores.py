@@ -1,5 +1,6 @@
 """Scores of predictions: answers to few-shot prompts, and targets of a regression."""
 
+import math
 from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
@@ -54,13 +55,13 @@ def score_answers(
 ) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"]]:
     """Return 1 for each target with the highest logit and 0 for others, and the targets' log-probabilities in nats.
 
-    With `choices`, only these tokens are compared, and probabilities are among them.
+    With `choices`, only these tokens are compared, and probabilities are among them. Both are NaN where a logit is.
     """
     targets = targets.to(logits.device)
     if choices is not None:
         choices = choices.to(logits.device)
         logits, targets = logits[:, choices], (targets[:, None] == choices).int().argmax(-1)
-    right = (logits.argmax(-1) == targets).to(logits.dtype)
+    right = (logits.argmax(-1) == targets).to(logits.dtype).masked_fill(logits.isnan().any(-1), math.nan)
     return right, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
 
 

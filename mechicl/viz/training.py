@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -215,8 +216,9 @@ def settings_figure(
         raise ValueError("scores must have at least one setting, got none")
     fig = draw.figure(title, "", "accuracy")
     for color, (name, by_task) in zip(draw.colors_for(list(scores)), scores.items(), strict=True):
-        means, halves = zip(*((i.mean, i.half_width if i.n > 1 else 0.0) for i in by_task.values()), strict=True)
-        bar = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"}
+        means = [each.mean for each in by_task.values()]
+        known = [each if each.n > 1 else replace(each, low=each.mean, high=each.mean) for each in by_task.values()]
+        bar = draw.error_bars(known, width=3, color="#333")
         fig.add_bar(x=[*map(draw.literal, by_task)], y=means, name=draw.literal(name), marker_color=color, error_y=bar)
     dotted = {"color": "#444", "width": 1, "dash": "dot"}
     for i, level in enumerate(chance or ()):

@@ -223,6 +223,15 @@ def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
     assert [part.task for part in parts] == list(config.tasks)
     assert [model for part in parts for model in part.models] == checkpoint.models
     assert all(part.record["seeds"] == list(config.seeds) for part in parts)
+    n = len(config.seeds)
+    chosen = checkpoint.select(range(len(checkpoint.models) - n, len(checkpoint.models)))
+    assert (chosen.task, chosen.best, chosen.stuck) == (parts[-1].task, parts[-1].best, parts[-1].stuck)
+    assert [part.task for part in checkpoint.select(range(0, len(checkpoint.models), n)).by_task()] == list(
+        config.tasks
+    )
+    if len(parts) > 1 and n > 1:
+        with pytest.raises(CheckpointError, match="no usable task"):
+            checkpoint.select([0, n + 1]).task  # noqa: B018
     assert [checkpoint.model(seed) for seed in config.seeds] == parts[0].models
     assert checkpoint.snapshots is None or checkpoint.models_at(-1)
     if name in ("copy-2l", "copy-2l-one-hot", "induction-2l"):

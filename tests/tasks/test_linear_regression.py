@@ -216,6 +216,8 @@ def test_inputs_may_be_divided_by_the_norm_of_their_context():
     for before, after in zip(plain.xs.numpy(), scaled.xs.numpy(), strict=True):
         np.testing.assert_allclose(after, 2 * before / np.sqrt((before[:-1] ** 2).sum()), rtol=1e-12)
     assert true_weights(scaled)[1] < 1e-9
+    few = task.replace(normalize_inputs=True, active_dims=1).sample(50, seed=0, dtype=torch.float64)
+    np.testing.assert_allclose(few.context.xs.square().sum((1, 2)), 1)
 
 
 def test_its_text_has_the_sizes_and_the_fields_that_differ_from_the_defaults():

@@ -325,4 +325,6 @@ def test_targets_are_those_of_a_normal_pool_with_noise():
     assert_follows(tasks.TaskPool(x_dim=4, n_tasks=5000).weights.numpy(), scipy.stats.norm())
     assert torch.equal(task.weights, task.replace(n_context=3, noise_std=1.0).weights)
     assert not torch.equal(task.weights, task.replace(seed=1).weights)
-    assert task.new_tasks == tasks.LinearRegression(x_dim=3, n_context=7, inputs="gaussian", noise_std=0.2)
+    plain = tasks.LinearRegression(x_dim=3, n_context=7, inputs="gaussian", noise_std=0.2)
+    assert task.new_tasks == plain
+    assert task.replace(active_dims=2).new_tasks == plain.replace(active_dims=2)

@@ -25,6 +25,7 @@ from mechicl.text import (
     topic_tokenizer,
     word_prompts,
 )
+from mechicl.text.scores import score_answers
 from tests.analysis.language.conftest import make_tokenizer
 
 FARM = TEXT_TASKS["farm"]
@@ -223,6 +224,15 @@ def test_prompts(labels):
         outputs = sorted(output for _, output in shown)
         assert all(right) if labels == "true" else not any(right)
         assert (outputs == sorted(pairs[word] for word, _ in shown)) == (labels != "random")
+
+
+def test_logits_that_are_no_numbers_have_no_score():
+    logits = torch.tensor([[0.0, 1.0, 2.0], [torch.nan, 1.0, 2.0]])
+    for right, log_probabilities in (score_answers(logits, torch.tensor([2, 0])),
+                                     score_answers(logits, torch.tensor([2, 0]), torch.tensor([0, 2]))):  # fmt: skip
+        assert right[0] == 1
+        assert right[1].isnan()
+        assert log_probabilities[1].isnan()
 
 
 def test_answers_that_share_their_first_token():

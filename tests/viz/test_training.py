@@ -88,11 +88,13 @@ def test_a_history_draws_loss_transitions_and_quantities_in_panels_with_one_axis
 def test_settings_are_bars_with_their_intervals_and_chance():
     scores = {
         "zero-shot": {"farm": Interval(0.5, 0.4, 0.6, 9), "home": Interval(0.3, 0.3, 0.3, 1)},
-        "in context": {"farm": Interval(0.9, 0.8, 1.0, 9), "home": Interval(0.7, 0.5, 0.9, 9)},
+        "in context": {"farm": Interval(0.9, 0.8, 1.0, 9), "home": Interval(0.7, 0.4, 0.8, 9)},
     }
     figure: Any = viz.settings_figure(scores, chance=[0.5, 1 / 3])
     assert lines(figure, "zero-shot") == [(["farm", "home"], [0.5, 0.3])]
     assert [round(half, 9) for half in figure.data[0].error_y.array] == [0.1, 0.0]  # one sample has no interval
+    assert figure.data[1].error_y.array == pytest.approx([0.1, 0.1])
+    assert figure.data[1].error_y.arrayminus == pytest.approx([0.1, 0.3])
     assert [shape.y0 for shape in figure.layout.shapes] == [0.5, 1 / 3]
 
 

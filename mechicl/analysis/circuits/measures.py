@@ -14,7 +14,7 @@ from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.opening.sites import EMBEDDING, Node
+from mechicl.models.opening.sites import EMBEDDING, Node, sole_reader
 from mechicl.prompts import At
 
 Subsets = tuple[tuple[Node, ...], ...]
@@ -75,7 +75,9 @@ def measure_edges(
     """Measure the circuit of these edges; a node is ablated by cutting its edges. Effects are optional (else NaN)."""
     graph = problem.graph
     edges = [edge for edge, keep in zip(graph.edges, kept.tolist(), strict=True) if keep]
-    ends = {node for edge in edges for node in (edge.sender, edge.receiver)} - {EMBEDDING}
+    ends = {node for edge in edges for node in (edge.sender, *sole_reader(graph.parts.adapter.model, edge))} - {
+        EMBEDDING
+    }
     nodes = [node for node in graph.nodes if node in ends]
     everything = torch.ones_like(kept)
 

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -253,7 +254,11 @@ def learning_coefficient(
         batches += [(modules[i : i + at_once], masks, width) for i in range(0, len(modules), at_once)]
     n_beta = sampler.n_beta or n / math.log(n)
     burn_in, n_steps = sampler.burn_in, sampler.burn_in + sampler.n_draws
-    seeds, found = iter(range(seed << 24, (seed << 24) + len(stacked))), []
+    # a generator on a CPU reads 32 bits of its seed, in which eight are left for this one
+    numbers: Sequence[int] = range(seed << 24, (seed << 24) + len(stacked))
+    if seed >= 256:
+        numbers = np.random.SeedSequence(seed).generate_state(len(stacked)).tolist()
+    seeds, found = iter(numbers), []
     with progress_bar(total=n_steps * len(batches), unit="step", progress=progress, desc="sampling") as bar:
         for modules, masks, width in batches:
             generators = [torch.Generator().manual_seed(next(seeds)) for _ in modules]

@@ -1,6 +1,7 @@
 """Paths between two models through weight space, straight or bent, and the loss along them."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, cos, pi
@@ -17,6 +18,8 @@ from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import fit_construction
 from mechicl.base.arguments import Count, Natural, at_least, between, checked
 from mechicl.base.progress import progress_bar
+from mechicl.base.warning import warn
+from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.prompts import Prompts
@@ -33,7 +36,7 @@ PREPARE = {
     "aligned": symmetries.align_heads,
     "lifted": symmetries.lift_heads,
 }
-TwoOrMore = Annotated[int, at_least(2)]
+ThreeOrMore = Annotated[int, at_least(3)]
 PROMPTS_AT_ONCE = 4096  # prompts whose activations stay in a processor's cache
 N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
@@ -144,7 +147,7 @@ class ModeConnectivity(Result):
 
 @checked
 def interpolate(
-    a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: TwoOrMore = 11,
+    a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: ThreeOrMore = 11,
     kind: Literal["raw", "rescaled", "aligned", "lifted"] = "rescaled",
 ) -> LossPath:  # fmt: skip
     """Measure losses along the straight line between the weights of two models, to see if they are the same solution.
@@ -170,7 +173,18 @@ def interpolate(
         >>> print(path.midpoint_excess())
     """
     symmetries.check_same_shape(a, b)
-    return measure_path(kind, straight_line(*PREPARE[kind](a, b)), prompts, n_alphas)
+    path = measure_path(kind, straight_line(*PREPARE[kind](a, b)), prompts, n_alphas)
+    _check_clip(a, b, prompts, path)
+    return path
+
+
+def _check_clip(a: HookedTransformer, b: HookedTransformer, prompts: Prompts, path: LossPath) -> None:
+    """Warn if the models of a path clip tokens as `a` does, and `b` does not have the loss of its end."""
+    if a.cfg.token_clip != b.cfg.token_clip:
+        own, end = squared_errors(b, prompts).mean().item(), path.squared_errors[-1].mean().item()
+        if not math.isclose(own, end, rel_tol=1e-3, abs_tol=1e-12):
+            warn(f"models of the path have token_clip={a.cfg.token_clip!r} of a, with a loss of {end:.4g} at its end; "
+                 f"b, with token_clip={b.cfg.token_clip!r}, has {own:.4g}")  # fmt: skip
 
 
 def straight_line(a: HookedTransformer, b: HookedTransformer) -> WeightCurve:
@@ -255,6 +269,7 @@ def connect_modes(
             if kind == "curved":
                 curve = bend(curve, task, steps=bending_steps, seed=seed, progress=progress)
             paths[kind] = measure_path(kind, curve, held_out)
+        _check_clip(a, other, held_out, next(iter(paths.values())))
         return paths
 
     fitted = {}

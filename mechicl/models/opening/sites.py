@@ -279,6 +279,12 @@ def list_reached(model: Any, edge: Edge) -> list[Node]:
     return [Node(receiver.layer, head) for head in range(first, first + size)]
 
 
+def sole_reader(model: Any, edge: Edge) -> list[Node]:
+    """The node that reads an edge; none where heads share it, as their edges by q tell which of them belong to it."""
+    reached = list_reached(model, edge)
+    return reached if len(reached) == 1 else []
+
+
 def is_parallel(model: Any) -> bool:
     """True if the MLP of each layer reads the stream before the layer, as its attention does ("parallel")."""
     return bool(getattr(model.cfg, "parallel_attn_mlp", False))

@@ -5,6 +5,7 @@ norm; two of our names next to each other share one module of theirs. "attn.QKV"
 in one.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ BRIDGE = (
 )
 ACTIVATIONS = {"swish": "silu", "relu2": "relu_squared"}
 """Functions that have another name in `transformers`."""
+PARTLY_ROTATED = ("gpt_neox", "phi", "phi3", "stablelm")
+"""Families that rotate `partial_rotary_factor` of a head's dimensions; the others ignore it."""
 Fields = dict[str, Any]
 
 
@@ -77,7 +80,7 @@ class Family:
 def config_fields(config: Any) -> Fields:
     """Translate a config of `transformers` to fields of a `TransformerConfig`; may raise UnsupportedModelError."""
     kind = find_family(config)
-    for name, computed in kind.refused.items():
+    for name, computed in {"is_causal": True, **kind.refused}.items():
         if (value := getattr(config, name, computed)) not in (computed, None):
             raise UnsupportedModelError(f"{name}={value!r} of {config.model_type}")
     try:
@@ -125,7 +128,17 @@ def _common_fields(config: Any) -> Fields:
 
 
 def _first(config: Any, *names: str) -> Any:
-    return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+    return next((value for value in (_declared(config, name) for name in names) if value is not None), None)
+
+
+def _declared(config: Any, name: str) -> Any:
+    """Return a field that the config's class has; transformers keeps other fields of a file too, and ignores them."""
+    return getattr(config, name) if hasattr(_default(type(config)), name) else None
+
+
+@functools.cache
+def _default(kind: type) -> Any:
+    return kind()
 
 
 def _rotary(config: Any) -> Fields:
@@ -134,9 +147,10 @@ def _rotary(config: Any) -> Fields:
     local = rope.get("sliding_attention")
     rope = rope.get("full_attention", rope)
     d_head = _common_fields(config)["d_head"]
+    is_partial = config.model_type in PARTLY_ROTATED or rope["rope_type"] != "default"
     fields = {
         "positional_embedding_type": "rotary", "rotary_float32": True, "rotary_base": rope["rope_theta"],
-        "rotary_dim": int(d_head * rope.get("partial_rotary_factor", 1.0)),
+        "rotary_dim": int(d_head * rope.get("partial_rotary_factor", 1.0)) if is_partial else d_head,
     }  # fmt: skip
     if rope["rope_type"] not in ("default", *ROPE_TYPES):
         raise UnsupportedModelError(f"rope_type={rope['rope_type']!r}")
@@ -150,7 +164,7 @@ def _rotary(config: Any) -> Fields:
 
 
 def _windows(config: Any) -> Fields:
-    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window, kinds = _declared(config, "sliding_window"), _declared(config, "layer_types")
     kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
     if window is None or "sliding_attention" not in kinds:
         return {}

@@ -15,7 +15,7 @@ from mechicl.analysis import Replacement, next_token_loss
 from mechicl.analysis.circuits import EMBEDDING, Edge, Node, find_circuit, score_edges
 from mechicl.constructions import hide, weights_circuit
 from mechicl.interop import from_tracr
-from mechicl.models import HookedTransformerConfig
+from mechicl.models import HookedTransformer, HookedTransformerConfig, TransformerConfig
 from mechicl.models.opening.sites import list_edges
 from mechicl.tasks import LinearRegression
 from tests.analysis.circuits import oracles
@@ -330,3 +330,17 @@ def test_prompts_alone_do_not_show_reads_of_zeros():
     edge = Edge(EMBEDDING, None)
     assert edge in weights_circuit(model).edges
     assert edge not in find_circuit(model, PROMPTS, effects=False, progress=False).edges
+
+
+def test_a_head_whose_keys_another_one_reads_is_not_in_the_circuit():
+    cfg = TransformerConfig(
+        d_vocab=8, n_ctx=12, prompt_format="token_ids", n_layers=1, n_heads=4, n_key_value_heads=2, d_model=16,
+        attention="softmax", keys="causal", initializer_range=0.6, seed=1,
+    )  # fmt: skip
+    model = HookedTransformer(cfg).eval()
+    with torch.no_grad():
+        for head in (0, 2, 3):  # only head 1 writes anything
+            model.blocks[0].attn.W_O[head] = 0
+    ids = torch.randint(8, (24, 12), generator=torch.Generator().manual_seed(0))
+    found = find_circuit(model, ids, next_token_loss(ids[:, 0]), tolerance=0.02, progress=False)
+    assert found.heads == [(0, 1)]

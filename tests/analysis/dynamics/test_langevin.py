@@ -121,6 +121,15 @@ def test_each_part_has_its_own_coefficient():
         assert result.estimate(part=part).mean == pytest.approx(known, rel=0.06)
 
 
+def test_seeds_differ_above_the_bits_that_a_generator_reads():
+    prompts, model = TASK.sample(64, seed=0), HookedTransformer(CFG, seed=0)
+    options = {"n_draws": 4, "burn_in": 2, "n_chains": 2, "progress": False}
+    found = [
+        learning_coefficient(model, prompts, seed=seed, **options).coefficients.mean().item() for seed in (0, 256, 512)
+    ]
+    assert len({*found}) == 3
+
+
 # ---- the sampler against a plain loop ----
 @pytest.mark.parametrize("batch_size", [None, 20])
 def test_chains_are_those_of_a_plain_loop(batch_size):

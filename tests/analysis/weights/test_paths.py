@@ -80,6 +80,15 @@ def test_rescaling_flattens_the_path_to_a_rescaled_copy():
         (noise[1] - (1 - a) * noise[0] - a * noise[4] for a in (0.25, 0.5, 0.75)))  # fmt: skip
 
 
+def test_an_end_that_clips_otherwise_than_its_model_is_named():
+    a = constructions.gradient_descent(x_dim=3, n_context=6, step_size=0.2)
+    b = HookedTransformer(a.cfg.replace(token_clip=0.1), seed=0)
+    b.load_state_dict(a.state_dict())
+    prompts = LinearRegression(x_dim=3, n_context=6).sample(50, seed=3)
+    with pytest.warns(UserWarning, match=r"token_clip=None of a.*; b, with token_clip=0.1"):
+        interpolate(a, b, prompts, n_alphas=3, kind="raw")
+
+
 def test_one_lifted_layer_predicts_the_linear_mix():
     a, b = model(0, n_heads=2), model(1, n_heads=2)
     path = interpolate(a, b, PROMPTS, n_alphas=4, kind="lifted")

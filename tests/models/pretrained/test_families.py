@@ -35,6 +35,24 @@ def test_logits_equal_those_of_transformers(name: str):
     torch.testing.assert_close(ours(tokens).log_softmax(-1), expected.log_softmax(-1), atol=1e-8, rtol=0)
 
 
+IGNORED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"sliding_window": 3}) for name in ("Llama", "Gemma", "OLMo", "OLMo 2", "StableLM")),
+    *((name, {"partial_rotary_factor": 0.5}) for name in ("Llama", "Mistral", "Qwen2", "Gemma 2", "Falcon")),
+    *((name, {"layer_norm_eps": 0.5}) for name in ("Llama", "Qwen3", "Phi-3")), ("OLMo", {"rms_norm_eps": 0.5}),
+    *((name, {"hidden_act": "relu"}) for name in ("GPT-2", "GPT-J", "Gemma 2")),
+    ("Mistral", {"sliding_window": 3, "layer_types": ["full_attention"] * 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields"), IGNORED, ids=str)
+@torch.no_grad()
+def test_fields_that_a_family_does_not_read_change_nothing(name: str, fields: dict[str, Any]):
+    """As in transformers, which keeps them in the config."""
+    theirs = to_float64(make_variant(name, **fields))
+    ours, tokens = from_transformers(HookedTransformer, theirs), token_ids(0, n_pos=12)
+    torch.testing.assert_close(ours(tokens), exact_logits(theirs, tokens), atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_logits_in_float32(name: str):
