@@ -128,7 +128,7 @@ def waiting_rows(rounds: int, n_prompts: int = 4) -> list[Row]:
     vectors = partial(function_vectors, language, "antonyms", n_prompts=6, n_clean=20, progress=False)
     rows.append(row("function_vectors on SmolLM2: seconds", [cpu_seconds(vectors)], "<= 60", "6 prompts, 20 clean"))
     wrong = corrupted.targets.roll(1)
-    difference = logit_difference(clean.targets, wrong)
+    difference = logit_difference(clean.targets[:2], wrong[:2])
     first = partial(
         find_circuit, language.model, clean.ids[:2], difference, search="eap-ig", effects=False, progress=False
     )
