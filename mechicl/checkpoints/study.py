@@ -93,7 +93,7 @@ class Study:
         """Open a saved checkpoint, by its name or folder; the other arguments are those of `Study`."""
         return cls(name, task, **options)
 
-    def beside(self, learners: Mapping[str, Any]) -> dict[str, Any]:
+    def with_compared(self, learners: Mapping[str, Any]) -> dict[str, Any]:
         """Return learners by name and those to compare with, which get another name where theirs is taken."""
         taken = {self.name, *learners}
         compared = {f"{name}, compared" if name in taken else name: each for name, each in self.compare.items()}

@@ -30,7 +30,7 @@ _WORDS = {
 
 def _loss(kind: "Own") -> Measured:
     study, prompts = kind.study, kind.held_out
-    learners: dict[str, Learner] = study.beside({
+    learners: dict[str, Learner] = study.with_compared({
         study.name: study.model, "least squares": AlgorithmLearner(algorithms.ols),
         "averaging": AlgorithmLearner(algorithms.averaging),
     })  # fmt: skip
@@ -64,7 +64,9 @@ def _no_shifts(kind: "Own") -> str:
 
 
 def _shifts(kind: "Own") -> Measured:
-    learners = kind.study.beside({"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols)})
+    learners = kind.study.with_compared(
+        {"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols)}
+    )
     shifted = measure_shifted_losses(
         learners, kind.study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
     )

@@ -158,7 +158,7 @@ class OfTables(Kind):
     def rivals(self) -> dict[str, Learner]:
         """The mean label, three estimators, and the learners to compare with."""
         mean = AlgorithmLearner(lambda prompts: prompts.ys[:, :-1].mean(1))
-        return self.study.beside({MEAN: mean, **_estimators(self.study.task.has_classes)})
+        return self.study.with_compared({MEAN: mean, **_estimators(self.study.task.has_classes)})
 
     @cached_property
     def _losses(self) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ UNCHECKED = {
     ),
     "is called by the library": (
         "Algorithm.fitted AfterCopying.read CausalModel.answer FitProblem.error FitProblem.first Shots.after "
-        "Study.beside Study.stand_in TextLearner.predict"
+        "Study.with_compared Study.stand_in TextLearner.predict"
     ),
     "has its own errors": "report Circuit.to_networkx",
 }

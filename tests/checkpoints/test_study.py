@@ -42,7 +42,7 @@ def test_an_analysis_of_a_study_is_that_of_its_model_and_task():
 def test_learners_to_compare_with_do_not_replace_others_of_their_name():
     one, two, three = (AlgorithmLearner(algorithms.ridge, {"penalty": each}) for each in (0.1, 1.0, 10.0))
     study = Study(one, LinearRegression(), compare={one.name: two, "averaging": three, "third": two})
-    assert study.beside({one.name: one, "averaging": one}) == {
+    assert study.with_compared({one.name: one, "averaging": one}) == {
         one.name: one, "averaging": one, f"{one.name}, compared": two, "averaging, compared": three, "third": two,
     }  # fmt: skip
 

@@ -240,8 +240,9 @@ class ModelAdapter:
                 layer = int(name.split(".")[1]) if name.startswith("blocks.") else -1
                 blocks[layer] += activation.nbytes
         read = outputs.nbytes if self.at == "positions" or not self._unembed_hooks() else outputs[:, -1:].nbytes
-        *blocks, around = blocks  # the embedding and logits are no layer's: they are kept once
-        kept = max(max(blocks), around) if n_layers == 1 else n_layers * max(blocks) + around
+        *blocks, around = blocks  # what is outside of layers (embedding, logits) is kept once
+        largest = max(blocks, default=0)
+        kept = max(largest, around) if n_layers == 1 else n_layers * largest + around
         return (12 if self.ours and not self.is_transformer else 2) * kept + 3 * read
 
     @property
