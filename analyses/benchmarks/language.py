@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.rows import Row, Settings, alternate, ratios, row, timed
-from mechicl import settings as ambient
 from mechicl.analysis import ablate, attribute, find_circuit, patch
 from mechicl.analysis.interventions import Replacement, logit_difference, target_probability
 from mechicl.analysis.language import function_vectors
@@ -127,16 +126,11 @@ def waiting_rows(rounds: int, n_prompts: int = 4) -> list[Row]:
         )
     vectors = partial(function_vectors, language, "antonyms", n_prompts=6, n_clean=20, progress=False)
     rows.append(row("function_vectors on SmolLM2: seconds", [cpu_seconds(vectors)], "<= 60", "6 prompts, 20 clean"))
-    wrong = corrupted.targets.roll(1)
-    difference = logit_difference(clean.targets[:2], wrong[:2])
-    first = partial(
-        find_circuit, language.model, clean.ids[:2], difference, search="eap-ig", effects=False, progress=False
-    )
-    with ambient(memory=2**29):
-        rows.append(
-            row("find_circuit on SmolLM2, EAP-IG in 512 MiB: seconds", [cpu_seconds(first)], "<= 60", "2 prompts")
-        )
-    return rows
+    short = word_prompts(**draw | {"n_shots": 1, "n_prompts": 2}, seed=0)
+    difference = logit_difference(short.targets, short.targets.flip(0))
+    first = partial(find_circuit, language.model, short.ids, difference, search="eap-ig", effects=False, progress=False)
+    words = f"2 prompts of {short.ids.shape[1]} tokens"
+    return [*rows, row("find_circuit on SmolLM2, EAP-IG: seconds", [cpu_seconds(first)], "<= 60", words)]
 
 
 def attribute_by_hooks(model: Any, clean: Tensor, corrupted: Tensor, metric: Callable[[Tensor], Tensor]) -> Tensor:
