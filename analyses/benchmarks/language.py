@@ -126,7 +126,7 @@ def waiting_rows(rounds: int, n_prompts: int = 4) -> list[Row]:
         )
     vectors = partial(function_vectors, language, "antonyms", n_prompts=6, n_clean=20, progress=False)
     rows.append(row("function_vectors on SmolLM2: seconds", [cpu_seconds(vectors)], "<= 60", "6 prompts, 20 clean"))
-    short = word_prompts(**draw | {"n_shots": 1, "n_prompts": 2}, seed=0)
+    short = word_prompts(language.tokenizer, "antonyms", n_shots=1, n_prompts=2, seed=0)
     difference = logit_difference(short.targets, short.targets.flip(0))
     first = partial(find_circuit, language.model, short.ids, difference, search="eap-ig", effects=False, progress=False)
     words = f"2 prompts of {short.ids.shape[1]} tokens"
