@@ -256,8 +256,11 @@ def crossed_interval(
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
     """
-    known = values.isfinite().any(0) if over is None else (values.isfinite().any(0) & over.isfinite().any(0))
-    values, over = values[:, known], over if over is None else over[:, known]
+    known = values.isfinite().any(0)
+    if over is not None:
+        known = known & over.isfinite().any(0)
+        over = over[:, known]
+    values = values[:, known]
     n_seeds, n_prompts = values.shape
     if not n_prompts or not n_seeds:
         return Interval(math.nan, math.nan, math.nan, n_seeds, level)
