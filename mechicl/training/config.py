@@ -28,6 +28,7 @@ class TrainingConfig:
         model: config of the network, a `TransformerConfig` or `LSTMConfig`.
         more_tasks: further tasks with prompts of the same shape; every seed gets a model on each, all trained together.
         seeds: one model for each (and for each task), trained together; a seed fixes its initial weights and prompts.
+            On a CPU, its first batch can be `task.sample(batch_size, seed=seed)`: evaluate on other seeds.
         steps: number of optimisation steps.
         batch_size: prompts per step and seed, over all processes together.
         optimizer: "adam", or "soap", which is Adam in each weight matrix's own axes: faster where deep models are

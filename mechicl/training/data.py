@@ -186,4 +186,4 @@ def losses(
     if not torch.compiler.is_compiling() and (scored == 0).any():
         raise ValueError(f"no token to predict for model {(scored == 0).nonzero().flatten().tolist()}")
     nats = F.cross_entropy(outputs.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
-    return nats.sum(dim=(1, 2)) / scored
+    return torch.where(scored > 0, nats.sum(dim=(1, 2)) / scored.clamp(min=1), torch.nan)

@@ -210,7 +210,7 @@ class _Training:
                 self.whole_step = None
                 self.optimizer.state.clear()
         elif self.whole_step is None:
-            self.whole_step = self._make_whole_step()
+            self.whole_step = self._make_whole_step(self.state.route.threads)
         self.eval_tokens, self.eval_targets = self._eval_batch()
         tokens = self.eval_tokens[0, :1]
         self.clamping = Clamping(config, folder, self.encoder, tokens) if config.interventions else None
@@ -223,15 +223,15 @@ class _Training:
     def _optimizer(self, weights: torch.nn.Parameter) -> torch.optim.Optimizer:
         return make_optimizer(self.config.optimizer, weights, self.ensemble.shapes, self.config.learning_rate)
 
-    def _make_whole_step(self) -> WholeStep:
-        return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard)
+    def _make_whole_step(self, threads: int) -> WholeStep:
+        return WholeStep(self.config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard, threads)
 
-    def _compiled_seconds(self, progress: bool | None) -> float:
+    def _compiled_seconds(self, progress: bool | None, threads: int) -> float:
         """The time of a compiled step that changes no model's weights; moments and generators are reset."""
         if self.whole_step is None:
             if settings.progress if progress is None else progress:
                 tqdm.write("compiling the steps, because that is expected to save time in this run", file=sys.stderr)
-            self.whole_step = self._make_whole_step()
+            self.whole_step = self._make_whole_step(threads)
         moments, states = list(self.whole_step.moments.values()), [each.get_state() for each in self.generators]
         kept, started = [each.clone() for each in moments], time.perf_counter()
         nobody = torch.zeros(len(self.generators), dtype=torch.bool)

@@ -18,11 +18,13 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, goes_across, losses, make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.speed import threads_for
+from mechicl.training.whole_steps import mark_of_compiled
 
 CPU = torch.device("cpu")
 ROUTE_MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
 SECONDS, ROUNDS = 1.5, (3, 15)  # of timing a choice, and bounds on the passes of each candidate
-COMPILE_SECONDS = 10.0, 6.0  # about as long takes compiling a step on two cores: without layers, and for each layer
+COMPILE_SECONDS = 4.0, 2.5  # about as long takes compiling a step on two cores: without layers, and for each layer
+AGAIN = 0.3  # part of this time if torch's cache has the step
 SAVED = 0.5  # part of a step's time that is expected to be saved; the compiled step is timed before it is taken
 STEPS_PER_CANDIDATE = 500  # of the shortest run that is measured: at least five passes of each candidate are timed
 
@@ -35,7 +37,7 @@ class Route:
         attention: route through all attention layers but the last (see `models.transformer.fast`); None for the one
             that a rule takes at each shape.
         prompts_last: True if tokens lie with prompts along the last axis in memory; None for the rule.
-        threads: number of torch's threads.
+        threads: number of torch's threads; of compiled steps on a CPU, of Python's threads with one of torch's each.
         compiled: True if whole steps are compiled.
     """
 
@@ -79,11 +81,11 @@ class Passes:
 
 def choose_route(
     config: TrainingConfig, ensemble: Ensemble, device: torch.device, clock: Callable[[], float] = time.perf_counter,
-    compiled_seconds: Callable[[], float] | None = None,
+    compiled_seconds: Callable[[int], float] | None = None,
 ) -> Route:  # fmt: skip
     """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds.
 
-    `compiled_seconds` takes a compiled step and returns its time.
+    `compiled_seconds` takes a compiled step on so many threads and returns its time.
     """
     rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
@@ -102,6 +104,7 @@ def choose_route(
     best, seconds = _fastest(routes, passes.seconds)
     at_start, per_layer = COMPILE_SECONDS
     compiling = at_start + per_layer * (getattr(config.model, "n_layers", None) or 1)
+    compiling *= AGAIN if mark_of_compiled(config).exists() else 1
     if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
         return best
     compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
@@ -110,7 +113,7 @@ def choose_route(
         if not route.compiled:
             return passes.seconds(route)
         use_route(ensemble, route)
-        return compiled_seconds()
+        return compiled_seconds(route.threads)
 
     try:
         return _fastest([best, compiled], timed)[0]
@@ -120,7 +123,7 @@ def choose_route(
 
 def use_route(ensemble: Ensemble, route: Route) -> None:
     """Let the passes of an ensemble take a route; batches must be sampled with its `prompts_last`."""
-    torch.set_num_threads(route.threads)
+    torch.set_num_threads(1 if route.compiled and ensemble.flat.device.type == "cpu" else route.threads)
     take_route(_inner_blocks(ensemble), route.attention)
 
 

@@ -31,9 +31,10 @@ def products_in_tf32(wanted: bool, device: torch.device) -> Iterator[None]:
 
 
 def threads_for(config: TrainingConfig, device: torch.device) -> int:
-    """The fastest number of threads for a run, by the multiplications of one layer's pass; torch's own on a GPU.
+    """The fastest number of threads for a run, by the multiplications between two times that threads await each other.
 
-    It is 1 where products run across prompts (`goes_across`); an LSTM processes positions in turn.
+    That is one layer's pass, or a whole compiled step. It is 1 where products run across prompts (`goes_across`); an
+    LSTM processes positions in turn. On a GPU it is torch's own number.
     """
     if device.type != "cpu":
         return torch.get_num_threads()
@@ -46,8 +47,9 @@ def threads_for(config: TrainingConfig, device: torch.device) -> int:
         return threads_worth(rows * 8 * (model.d_model or 1) ** 2)
     d_attn, d_mlp = model.n_heads * model.d_head, (model.d_mlp or 0) if model.block_mlp else 0
     per_position = model.d_model * (4 * d_attn + 2 * d_mlp) + 2 * n_pos * d_attn
-    short = 8 if config.compile else 1  # compiled steps await their threads after each of many short loops
-    return threads_worth(rows * n_pos * per_position / short)
+    # a step has about three times the multiplications of its pass, and Python's threads take about eight times as long
+    passes = 3 * model.n_layers / 8 if config.compile else 1
+    return threads_worth(rows * n_pos * per_position * passes)
 
 
 def keep_freed_memory() -> None:

@@ -4,11 +4,21 @@ The step is traced for each shape of its inputs by `make_fx`, which records torc
 calls them, and compiled by `torch.compile`. Compilers cannot draw from a `torch.Generator`, so random numbers are drawn
 outside and are inputs. What cannot be traced stays outside, too: the sampling of tasks that draw other than uniform and
 normal numbers, that change during the run or that several processes share; and optimisers other than Adam.
+
+On a CPU the batch may be divided among threads. Compiled code has many short loops, after each of which torch's own
+threads would await each other; threads that take whole passes await each other once a step.
 """
 
+import getpass
+import hashlib
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,6 +36,7 @@ from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import adam_state, adam_update, clip_each_seed
 
 _Kind = Literal["uniform", "normal"]
+_Compiled = Callable[..., tuple[Tensor, ...]]
 ALIGNED = 4  # numbers of float32 in 16 bytes
 
 
@@ -61,6 +72,8 @@ class WholeStep:
     Attributes:
         drawn: kinds and counts of the random numbers of each model's prompts; None if sampling is not part of the step.
         updates: True if the step updates the weights and Adam's moments; otherwise it only computes the gradient.
+        n_parts: number of equal parts of a batch, each on a thread of its own: at most `threads`, and a divisor of the
+            number of prompts.
     """
 
     def __init__(
@@ -71,18 +84,22 @@ class WholeStep:
         optimizer: torch.optim.Optimizer,
         generators: Sequence[QuickGenerator],
         shard: tuple[int, int] = (0, 1),
+        threads: int = 1,
     ):
         self.config, self.encoder, self.ensemble, self.shard = config, encoder, ensemble, shard
         self.generators, self.settings = list(generators), optimizer.param_groups[0]
         self.updates = config.optimizer == "adam" and shard[1] == 1
         self.moments = adam_state(optimizer) if self.updates else {}
+        self.n_state = 3 + len(self.moments)  # the first inputs of a step: weights, learning rate, who runs, moments
         self.weights = ensemble.flat.detach()
         self.rate = torch.zeros((), dtype=torch.float64, device=self.weights.device)
         if self.on_gpu:  # these tensors stay where they are, so CUDA graphs may change them in place
             for tensor in (self.weights, self.rate, *self.moments.values()):
                 torch._dynamo.mark_static_address(tensor)
-        self.compiled: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self.compiled: dict[Any, _Compiled] = {}
         self.drawn = self._traceable_draws()
+        numbers = range(1, 1 if self.on_gpu or shard[1] > 1 else threads + 1)
+        self.n_parts = max((n for n in numbers if config.batch_size % n == 0), default=1)
 
     @property
     def on_gpu(self) -> bool:
@@ -123,27 +140,70 @@ class WholeStep:
                 raise
             words = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
             raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
+        if not known:
+            with suppress(OSError):  # then torch keeps nothing, either
+                mark_of_compiled(self.config).touch()
         self.ensemble.flat.grad = gradient[0] if gradient else None
         return step_losses
 
-    def _compile(self, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-        graph = traced(self._step, [tensor.clone() for tensor in inputs])  # tracing runs it
+    def _compile(self, *inputs: Tensor) -> _Compiled:
+        if self.n_parts == 1:
+            return self._graph(self._step, inputs)
+        numbers = inputs[self.n_state :]
+        prompts: _Compiled = (lambda *batch: batch) if self.drawn is None else self._graph(self._prompts, numbers)
+        threads = ThreadPoolExecutor(self.n_parts, "mechicl-passes")
+
+        def parts(tokens: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, ...]]:
+            shares = self._shares_of_parts(targets)
+            for *part, share in zip(*(each.chunk(self.n_parts, 1) for each in (tokens, targets)), shares, strict=True):
+                yield *(each.clone() for each in part), share  # dense: a graph is of one layout in memory
+
+        first = next(parts(*prompts(*numbers)))
+        passes = self._graph(self._gradient, (self.weights, *first))
+        results = passes(self.weights, *first)  # compiles it, before threads do
+        update = self._graph(self._update, (*results, *inputs[: self.n_state])) if self.updates else passes
+
+        @torch.no_grad()  # holds for one thread
+        def pass_of(part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return passes(self.weights, *part)
+
+        def step(*inputs: Tensor) -> tuple[Tensor, ...]:
+            each = list(threads.map(pass_of, parts(*prompts(*inputs[self.n_state :]))))
+            step_losses, gradient = (torch.stack(of_part).sum(0) for of_part in zip(*each, strict=True))
+            return update(step_losses, gradient, *inputs[: self.n_state]) if self.updates else (step_losses, gradient)
+
+        return step
+
+    def _graph(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> _Compiled:
+        graph = traced(function, [tensor.clone() for tensor in inputs])  # tracing runs it
         # "reduce-overhead" is torch's name for CUDA graphs
         return torch.compile(graph, dynamic=False, fullgraph=True, mode="reduce-overhead" if self.on_gpu else None)
 
-    def _step(self, weights: Tensor, rate: Tensor, running: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        moments, inputs = rest[: len(self.moments)], rest[len(self.moments) :]
-        tokens, targets, *shares = inputs if self.drawn is None else self._prompts(*inputs)
+    def _shares_of_parts(self, targets: Tensor) -> tuple[Float[Tensor, "seed"], ...]:
+        """Weight of each part's mean loss in that of the batch: its share of the targets that are scored."""
+        scored = torch.ones_like(targets) if targets.is_floating_point() else (targets >= 0).to(self.weights.dtype)
+        by_part = scored.flatten(2).sum(2).unflatten(1, (self.n_parts, -1)).sum(2)
+        return (by_part / by_part.sum(1, keepdim=True)).unbind(1)
+
+    def _step(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        state, numbers = inputs[: self.n_state], inputs[self.n_state :]
+        results = self._gradient(state[0], *(numbers if self.drawn is None else self._prompts(*numbers)))
+        return self._update(*results, *state) if self.updates else results
+
+    def _gradient(self, weights: Tensor, tokens: Tensor, targets: Tensor, *shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and their gradient; `shares` `[seed]` are factors, and what has the share 0 has no loss."""
         row = weights.detach().requires_grad_()
         # a GPU multiplies matrices faster if each seed's weights begin at a multiple of 16 bytes
         flat = pad(row, (0, -row.shape[1] % ALIGNED))[:, : row.shape[1]] if self.on_gpu else row
         step_losses = losses(functional_call(self.ensemble, {"flat": flat}, (tokens, self.config.loss_at)), targets)
         for share in shares:
-            step_losses = step_losses * share
+            step_losses = torch.where(share == 0, 0, step_losses * share)
         (gradient,) = torch.autograd.grad(step_losses.sum(), row)
-        step_losses = step_losses.detach()
-        if not self.updates:
-            return step_losses, gradient
+        return step_losses.detach(), gradient
+
+    def _update(
+        self, step_losses: Tensor, gradient: Tensor, weights: Tensor, rate: Tensor, running: Tensor, *moments: Tensor
+    ) -> tuple[Tensor, ...]:
         kept = (running & step_losses.isfinite())[:, None]
         gradient = torch.where(kept, gradient, 0)
         if self.config.gradient_clip is not None:
@@ -195,6 +255,16 @@ class WholeStep:
 
         batch = sample_batch(self.config, self.encoder, [recorder(each) for each in self.generators], 0)
         return drawn, numbers, (batch.tokens, batch.targets)
+
+
+def mark_of_compiled(config: TrainingConfig) -> Path:
+    """A file in torch's cache of compiled code, there if a step like this run's was compiled with that cache."""
+    like = ("task", "more_tasks", "model", "batch_size", "optimizer", "gradient_clip", "weight_decay")
+    data = config.to_dict()
+    what = [torch.__version__, len(config.seeds), *(data[name] for name in like)]
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's own function takes a second to import
+    folder = folder or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+    return Path(folder) / f"mechicl-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]}"
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> torch.fx.GraphModule:

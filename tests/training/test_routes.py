@@ -15,6 +15,7 @@ from mechicl.training import TrainingConfig, train
 from mechicl.training.data import make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.routes import Route, choose_route, use_route
+from mechicl.training.whole_steps import mark_of_compiled
 from tests.training.runs import interrupted, small
 
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ class Clock:
 
 def choose(
     config: TrainingConfig, seconds: Callable[[str | None, int], float],
-    compiled: Callable[[], float] | None = None,
+    compiled: Callable[[int], float] | None = None,
 ) -> tuple[Route, Ensemble, Clock]:  # fmt: skip
     ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
     clock = Clock(ensemble, seconds)
@@ -92,20 +93,29 @@ LONG = THREE_LAYERS.replace(steps=10_000, save_every=10_000)
 @pytest.mark.parametrize(("config", "compiled", "expected"), [
     (LONG, 0.005, True),
     (LONG, 0.02, False),  # it is slower
-    (LONG.replace(steps=5000), 0.005, None),  # 25 s would be saved, and compiling takes 28
+    (LONG.replace(steps=2000), 0.005, None),  # 10 s would be saved, and compiling takes 11.5
     (LONG.replace(compile=False), 0.005, None),
     (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
     (LONG.replace(routes="rule"), 0.005, None),
 ])  # fmt: skip
 def test_long_runs_are_compiled_if_that_is_faster(config: TrainingConfig, compiled: float, expected: bool | None):
-    asked: list[bool] = []
-    route = choose(config, lambda *_: 0.01, lambda: asked.append(True) or compiled)[0]
+    asked: list[int] = []
+    route = choose(config, lambda *_: 0.01, lambda threads: asked.append(threads) or compiled)[0]
     assert route.compiled == bool(expected)
-    assert bool(asked) == (expected is not None)
+    assert set(asked) == (set() if expected is None else {1})
+
+
+def test_steps_that_were_compiled_before_are_compiled_for_shorter_runs(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    short = LONG.replace(steps=2000)
+    assert not choose(short, lambda *_: 0.01, lambda _: 0.005)[0].compiled
+    mark_of_compiled(short.replace(seeds=(3,), steps=100_000)).touch()
+    assert choose(short, lambda *_: 0.01, lambda _: 0.005)[0].compiled
+    assert not choose(short.replace(batch_size=4), lambda *_: 0.01, lambda _: 0.005)[0].compiled
 
 
 def test_runs_that_cannot_be_compiled_are_not():
-    def fail() -> float:
+    def fail(threads: int) -> float:
         raise ValueError("no compiler")
 
     assert choose(LONG, lambda *_: 0.01, fail)[0] == Route()

@@ -39,10 +39,10 @@ class ThroughNumpy(LinearRegression):
         return Prompts(xs, torch.tensor(xs.numpy().sum(axis=2, keepdims=True)))
 
 
-def whole_step(config: TrainingConfig) -> WholeStep:
+def whole_step(config: TrainingConfig, threads: int = 1) -> WholeStep:
     ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
     optimizer = make_optimizer(config.optimizer, ensemble.flat, ensemble.shapes, 1e-3)
-    return WholeStep(config, build(config.model, 0), ensemble, optimizer, make_generators(config, CPU))
+    return WholeStep(config, build(config.model, 0), ensemble, optimizer, make_generators(config, CPU), threads=threads)
 
 
 @pytest.fixture
@@ -64,8 +64,13 @@ DEEP = INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64")
     (small(model=EXACT, task=ThroughNumpy(x_dim=3, n_context=4)), False, True),
     (small(model=EXACT, curriculum=Curriculum(points=Ramp(2, 5, 1, 3))), False, True),
 ])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.usefixtures("traced_only")
-def test_whole_steps_train_the_same_models_as_single_operations(tmp_path, config, draws, updates):
+def test_whole_steps_train_the_same_models_as_single_operations(
+    tmp_path, monkeypatch, config, draws, updates, threads
+):
+    """Also if each of two threads takes half of the batch."""
+    monkeypatch.setattr("mechicl.training.routes.threads_for", lambda config, device: threads)
     step = whole_step(config)
     assert (step.drawn is not None, step.updates) == (draws, updates)
     plain = train(config, tmp_path / "plain", progress=False)
@@ -94,7 +99,9 @@ def test_models_that_diverge_stop_and_the_others_are_unchanged(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-def test_a_compiled_run_resumes_bit_for_bit_and_agrees_with_an_eager_loop(tmp_path):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_compiled_run_resumes_bit_for_bit_and_agrees_with_an_eager_loop(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr("mechicl.training.routes.threads_for", lambda config, device: threads)
     config = small(seeds=(0, 3), compile=True, target_loss=0.25, eval_every=2)
     whole = train(config, tmp_path / "whole", progress=False)
     interrupted(config, tmp_path / "parts", 5)
@@ -117,6 +124,23 @@ def test_inputs_of_a_step_make_the_prompts_of_other_runs():
         tokens, targets = step._prompts(*inputs.tensors)
         torch.testing.assert_close((tokens[0], targets[0]), expected)
         assert torch.equal(inputs.generator_states[0], generators[0].get_state())
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_parts_of_a_batch_are_equal_and_weigh_as_much_as_they_have_to_predict():
+    config = reading(model=EXACT_READER, batch_size=6)
+    step = whole_step(config, threads=4)
+    assert step.n_parts == 3
+    inputs = step.sample(0)
+    tokens, targets = inputs.tensors
+    targets[:, :2] = -100  # the first part has nothing to predict
+    targets[:, 4, 1:] = -100
+    expected = losses(step.ensemble(tokens, config.loss_at), targets).detach()
+    torch.testing.assert_close(step(inputs, torch.tensor([True])), expected)
+    assert step.weights.isfinite().all()
+    targets[:] = -100
+    assert step(inputs, torch.tensor([True])).isnan().all()
+    assert step.weights.isfinite().all()
 
 
 @pytest.mark.usefixtures("traced_only")
