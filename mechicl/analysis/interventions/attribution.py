@@ -67,8 +67,7 @@ def attribute(
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
     grid = make_grid(adapter, into, component, axes)
     # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
-    at_hooks = sum(activation.nbytes for activation in adapter.record(into[:1], grid.hook_names, 1).values())
-    batch_size = Budget().rows(adapter.bytes_per_row(into, adapter.n_layers + 1) + 3 * at_hooks)
+    batch_size = Budget().rows(adapter.bytes_per_row(into, adapter.n_layers + 1) + 3 * grid.bytes_per_prompt)
     unpatched = adapter.predict(into, batch_size) if batch_size < len(into) else None
     from_source: list[Tensor] = []
     estimates: dict[str, list[Tensor]] = {name: [] for name in named}

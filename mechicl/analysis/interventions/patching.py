@@ -19,7 +19,7 @@ from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
-from mechicl.models.opening.sites import Site, axes_of, check_hook, has_axes_of, hook_name, nearest_name
+from mechicl.models.opening.sites import Site, axes_of, has_axes_of, hook_name, nearest_name
 from mechicl.prompts import At, Prompts
 
 Axes = Sequence[str] | Mapping[str, Sequence[int] | int | None]
@@ -34,6 +34,7 @@ class CellGrid:
     # the swept axes, "layer" among them; along its other axes the component is replaced as a whole.
     axes: tuple[str, ...]
     indices: tuple[tuple[int, ...], ...]  # the layers, positions, ... for each of the axes
+    bytes_per_prompt: int  # of the component in the layers that are swept
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,17 +72,16 @@ def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes 
         return places
 
     layers = indices_along("layer", adapter.n_layers)
-    for layer in layers:
-        check_hook(adapter.model, hook_name(component, layer))
-    name = hook_name(component, layers[0])
-    recorded = adapter.record(tokens[:1], [name], 1)[name].shape
+    activations = adapter.record(tokens[:1], [hook_name(component, layer) for layer in layers], 1)
+    recorded = activations[hook_name(component, layers[0])].shape
     if not has_axes_of(component, recorded):
         raise ValueError(f"the model has no hook for {component!r}: it is a component of models of tables")
     sizes = {
         "layer": adapter.n_layers,
         **dict(zip(axes_of(component), recorded[1:], strict=False)),
     }  # features come last
-    grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes))
+    n_bytes = sum(activation.nbytes for activation in activations.values())
+    grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes), n_bytes)
     check_edits(adapter, tokens, grid.hook_names)
     return grid
 
