@@ -90,6 +90,7 @@ def choose_route(
     rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
         return rule
+    compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
     passes, most = Passes(config, ensemble, clock), min(torch.get_num_threads(), n_cores())
     numbers = sorted({min(2**i, most) for i in range(most.bit_length() + 1)} - {rule.threads})
     # together: the best route by one thread need not be the best by two
@@ -107,7 +108,6 @@ def choose_route(
     compiling *= AGAIN if mark_of_compiled(config).exists() else 1
     if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
         return best
-    compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
 
     def timed(route: Route) -> float:
         if not route.compiled:

@@ -114,6 +114,16 @@ def test_steps_that_were_compiled_before_are_compiled_for_shorter_runs(tmp_path:
     assert not choose(short.replace(batch_size=4), lambda *_: 0.01, lambda _: 0.005)[0].compiled
 
 
+def test_the_threads_of_compiled_steps_do_not_depend_on_those_of_the_route_that_was_timed_last(monkeypatch: Any):
+    for module in ("base.threads", "training.routes"):
+        monkeypatch.setattr(f"mechicl.{module}.n_cores", lambda: 2)
+    monkeypatch.setattr("mechicl.base.threads.WORTH_A_THREAD", 1000)  # multiplications
+    asked: list[int] = []
+    with using_threads(2):
+        choose(LONG, lambda attention, threads: 0.01 * threads, lambda threads: asked.append(threads) or 0.005)
+    assert set(asked) == {2}
+
+
 def test_runs_that_cannot_be_compiled_are_not():
     def fail(threads: int) -> float:
         raise ValueError("no compiler")
