@@ -16,14 +16,15 @@ from torch import Tensor
 from mechicl.algorithms.card import LINEAR, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.descent_cards import FEWER
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.algorithms.least_squares import ridge_filter
+from mechicl.algorithms.least_squares import EPSILON, LOST, ridge_filter
 from mechicl.algorithms.sizes import Sized
-from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
+from mechicl.algorithms.spectra import ConditioningWarning, in_parts, linear_trajectory, n_before, selected
 from mechicl.algorithms.spectral_fit import SCREENING, SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import DiscountedDescent, OnlineDescent, RecursiveSteps
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid, simplex
 from mechicl.base.arguments import Fraction, NonNegative, Positive, between, checked
+from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -85,21 +86,40 @@ def recursive_least_squares(
         fading: True if the penalty is discounted with the points, as in the recursion; False for a penalty that stays,
             as in a Mesa layer, whose moments decay and whose regulariser does not.
 
+    Warns:
+        ConditioningWarning: moments of earlier points, and the faded penalty, are near rounding noise, so that few
+            digits are right.
+
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0)
         >>> recursive_least_squares(prompts, penalty=0.1, discount=0.9).predictions.shape
         torch.Size([1, 4, 11, 1])
     """
 
+    errors: list[float] = []
+
     def run(part: Prompts) -> Trajectory:
         second, cross = discounted_moments(part, discount, at)
         eigenvalues, vectors = torch.linalg.eigh(second)
-        penalties = penalty * discount ** (n_before(part, at).double() * fading)[:, None]
+        numbers = n_before(part, at)
+        penalties = penalty * discount ** (numbers.double() * fading)[:, None]
+        # an eigenvalue is known to ε of the largest; those of directions without a point are 0
+        spanned = torch.arange(part.x_dim, device=numbers.device) >= part.x_dim - numbers[:, None]
+        known = eigenvalues.detach().clamp(min=0)
+        lost = EPSILON * known[..., -1:] / (known + penalties).clamp(min=1e-300)
+        errors.append(float(lost.masked_fill(~spanned, 0).amax()) if len(part) else 0.0)
         filtered = ridge_filter(eigenvalues.clamp(min=0), penalties, n_context=part.n_context)
         weights = vectors @ (filtered[..., None] * (vectors.mT @ cross))
         return linear_trajectory(part, weights, "recursive least squares", at, with_weights)
 
-    return in_parts(prompts, (prompts.n_context + 1) * prompts.x_dim * max(prompts.x_dim, prompts.y_dim), run)
+    trajectory = in_parts(prompts, (prompts.n_context + 1) * prompts.x_dim * max(prompts.x_dim, prompts.y_dim), run)
+    if max(errors) > LOST:
+        warn(
+            f"recursive least squares with the discount {discount:.3g} is right to about {max(errors):.1g} of the "
+            "largest weight: earlier points fade into rounding noise. Take a larger discount or penalty",
+            ConditioningWarning,
+        )
+    return trajectory
 
 
 @checked

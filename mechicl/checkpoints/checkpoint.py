@@ -141,6 +141,8 @@ class Checkpoint:
         The record keeps the tasks of these models; it has none if models of several tasks differ in their seeds.
         """
         chosen = list(indices)
+        if outside := [i for i in chosen if not -len(self.models) <= i < len(self.models)]:
+            raise IndexError(f"{self.name} has the models 0 to {len(self.models) - 1}, got index {outside[0]}")
         models, record = [self.models[i] for i in chosen], dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
         if "curve" in record:
@@ -185,6 +187,9 @@ class Checkpoint:
         """Return the models, one per seed, with their weights at a snapshot (an index into `snapshots.steps`)."""
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
+        n = len(self.snapshots.steps)
+        if not -n <= snapshot < n:
+            raise IndexError(f"{self.name} has the snapshots 0 to {n - 1}, got {snapshot}: give an index, not a step")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})
 
     @checked

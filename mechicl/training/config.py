@@ -104,6 +104,8 @@ class TrainingConfig:
         check_fields(self)
         if self.snapshots_between is not None and self.snapshots_between[0] >= self.snapshots_between[1]:
             raise ValueError(f"snapshots_between must be two steps, the lower first, got {self.snapshots_between}")
+        if self.snapshots_between is not None and self.n_snapshots == 0:
+            raise ValueError("snapshots_between spaces the snapshots, and there are none: give n_snapshots=, too")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be one or more different numbers, got {self.seeds}")
         if torch.device(self.model.device).type == "meta":

@@ -16,7 +16,8 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=3, n_context=8, y_dim=2, noise_std=0.4, inputs="gaussian")
-PROMPTS = TASK.sample(5, seed=3, dtype=torch.float64)
+F64 = torch.float64
+PROMPTS = TASK.sample(5, seed=3, dtype=F64)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient flow": (algorithms.gradient_flow, {"time": 0.13}),
     "lasso": (algorithms.lasso, {"penalty": 0.11}),
@@ -93,6 +94,22 @@ def test_each_is_recognised_with_its_settings(name):
     assert result.confidence > 0.9
     for setting, value in result.answer.hyperparameters.items():
         assert value == pytest.approx(settings[setting], rel=1e-3)
+
+
+@pytest.mark.parametrize("threshold", [1e-4, 0.01, 0.1, 0.5])
+def test_the_slope_of_hubers_loss_is_0_also_where_fewer_points_than_dimensions_are_within_the_threshold(threshold):
+    prompts = LinearRegression(x_dim=5, n_context=20, inputs="gaussian", noise_std=1.0).sample(50, seed=1, dtype=F64)
+    weights = algorithms.huber(prompts, threshold=threshold, at="query", with_weights=True).weights
+    assert weights is not None
+    residuals = prompts.context.ys - prompts.context.xs @ weights[0, :, 0]
+    slope = (prompts.context.xs * residuals.clamp(-threshold, threshold)).sum(1)
+    assert slope.abs().max() < 1e-9 * threshold * prompts.context.xs.abs().sum(1).max()
+
+
+def test_huber_that_has_not_converged_is_reported(monkeypatch):
+    monkeypatch.setattr("mechicl.algorithms.other_regressions.MAX_REWEIGHTINGS", 2)
+    with pytest.warns(algorithms.ConditioningWarning, match=r"threshold=1e-06.* after 2 repetitions"):
+        algorithms.huber(PROMPTS, threshold=1e-6)
 
 
 def test_huber_with_a_large_threshold_is_least_squares_and_bounds_an_outlier_with_a_small_one():

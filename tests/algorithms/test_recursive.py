@@ -1,5 +1,8 @@
 """Algorithms that forget, and their fits."""
 
+from contextlib import nullcontext
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from mechicl.algorithms.recursive import discounted_spectra, error_of
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import identify
 from mechicl.learners import AlgorithmLearner
+from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=4, n_context=10, inputs="gaussian", noise_std=0.3)
@@ -44,3 +48,27 @@ def test_the_fit_in_the_eigenbasis_has_the_error_of_the_algorithm(n_context: int
             filtered = ridge_filter(spectral.eigenvalues, penalty * discount**n_context, n_context=n_context)
             plain = error_of(problem, algorithms.recursive_least_squares, discount=discount, penalty=penalty)
             assert spectral.error(filtered).item() == pytest.approx(plain, rel=1e-8)
+
+
+@pytest.mark.parametrize(("discount", "right"), [(0.7, True), (0.05, False)])
+def test_digits_that_fade_into_rounding_noise_are_reported(discount: float, right: bool):
+    """The reference is the recursion in rational numbers."""
+    prompts = LinearRegression(x_dim=10, n_context=14, inputs="gaussian").sample(3, seed=0, dtype=torch.float64)
+    with nullcontext() if right else pytest.warns(algorithms.ConditioningWarning, match="is right to about"):
+        weights = algorithms.recursive_least_squares(prompts, penalty=0.1, discount=discount, with_weights=True).weights
+    assert weights is not None
+    expected = torch.stack([recursion(prompt, Fraction(discount), Fraction(0.1)) for prompt in prompts.split(1)])
+    assert ((weights[0, :, -1, :, 0] - expected).abs().max() < 1e-6 * expected.abs().max()) == right
+
+
+def recursion(prompt: Prompts, discount: Fraction, penalty: Fraction) -> torch.Tensor:
+    d = prompt.x_dim
+    weights, inverse = [Fraction(0)] * d, [[Fraction(i == j) / penalty for j in range(d)] for i in range(d)]
+    for x, y in zip(prompt.xs[0, :-1].tolist(), prompt.ys[0, :-1, 0].tolist(), strict=True):
+        at = [Fraction(value) for value in x]
+        spread = [sum(a * b for a, b in zip(row, at, strict=True)) for row in inverse]
+        scale = discount + sum(a * b for a, b in zip(at, spread, strict=True))
+        error = Fraction(y) - sum(a * b for a, b in zip(at, weights, strict=True))
+        weights = [w + s * error / scale for w, s in zip(weights, spread, strict=True)]
+        inverse = [[(inverse[i][j] - spread[i] * spread[j] / scale) / discount for j in range(d)] for i in range(d)]
+    return torch.tensor([float(w) for w in weights], dtype=torch.float64)

@@ -79,6 +79,10 @@ def test_record_and_snapshots_come_back_and_seeds_are_selected_by_the_record(fol
         assert torch.equal(load(folder, seed=seed).W_Q, checkpoint.models[index].W_Q)
     with pytest.raises(CheckpointError, match=r"has no seed 0; it has \[5, 9\]"):
         load(folder, seed=0)
+    with pytest.raises(IndexError, match=r"has the snapshots 0 to 1, got 10: give an index, not a step"):
+        checkpoint.models_at(10)
+    with pytest.raises(IndexError, match=r"has the models 0 to 1, got index 2"):
+        checkpoint.select([0, 2])
 
 
 def test_saving_over_a_checkpoint_replaces_all_of_it(folder):

@@ -104,7 +104,7 @@ def test_snapshots_are_geometrically_spaced_or_evenly_between_two_steps():
     config = small(steps=100, n_snapshots=5, snapshots_between=(40, 80))
     assert config.snapshot_steps == (40, 50, 60, 70, 80)
     assert config.replace(steps=65).snapshot_steps == (40, 50, 60)
-    assert config.replace(n_snapshots=0).snapshot_steps == ()
+    assert config.replace(n_snapshots=0, snapshots_between=None).snapshot_steps == ()
 
 
 # ---- JSON ----
@@ -154,7 +154,8 @@ def interchange(config: TrainingConfig, n_layers: int = 2, **options: int) -> No
         ("batch_size", True), ("eval_seed", 2**63), ("gradient_clip", [1.0]), ("seeds", ()), ("seeds", (1, 1)),
         ("seeds", (-1,)), ("seeds", (0.5,)), ("seeds", (2**63,)), ("snapshots_between", (1,)),
         ("snapshots_between", ("a", "b")), ("snapshots_between", (5, 5)), ("snapshots_between", (8, 2)),
-        ("snapshots_between", (-1, 3)), ("more_tasks", 3), ("task", 3), ("model", {"x_dim": 3}),
+        ("snapshots_between", (-1, 3)), ("snapshots_between", (4, 8)), ("more_tasks", 3), ("task", 3),
+        ("model", {"x_dim": 3}),
     ]),
     ({"loss": "points"}, "interleaved prompts and causal keys"),
     *(({"model": m.replace(device="meta")}, "device=.*'meta' has no numbers") for m in (MODEL, LSTM)),

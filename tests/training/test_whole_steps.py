@@ -66,9 +66,7 @@ DEEP = INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64")
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.usefixtures("traced_only")
-def test_whole_steps_train_the_same_models_as_single_operations(
-    tmp_path, monkeypatch, config, draws, updates, threads
-):
+def test_whole_steps_train_the_same_models_as_single_operations(tmp_path, monkeypatch, config, draws, updates, threads):
     """Also if each of two threads takes half of the batch."""
     monkeypatch.setattr("mechicl.training.routes.threads_for", lambda config, device: threads)
     step = whole_step(config)
