@@ -85,7 +85,7 @@ def choose_route(
 ) -> Route:  # fmt: skip
     """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds.
 
-    `compiled_seconds` takes a compiled step on so many threads and returns its time.
+    `compiled_seconds` takes a compiled step, given its number of threads, and returns its time.
     """
     rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:

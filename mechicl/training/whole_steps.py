@@ -72,8 +72,8 @@ class WholeStep:
     Attributes:
         drawn: kinds and counts of the random numbers of each model's prompts; None if sampling is not part of the step.
         updates: True if the step updates the weights and Adam's moments; otherwise it only computes the gradient.
-        n_parts: number of equal parts of a batch, each on a thread of its own: at most `threads`, and a divisor of the
-            number of prompts.
+        n_parts: number of equal parts of a batch, each on its own thread: at most `threads`, and a divisor of the batch
+            size.
     """
 
     def __init__(
