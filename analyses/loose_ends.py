@@ -396,7 +396,7 @@ def ratios(name: str, errors: Float[Tensor, "seed prompt"], reference: Float[Ten
 
 TWELVE = (
     "Twelve layers with four heads and MLPs, trained as the checkpoint (2,500 steps of 256 prompts, SOAP with rate "
-    "1e-2). Restarted: a second cosine, for 500 more steps from 3e-3, or 300 from 3e-4."
+    "1e-2, where no other is named). Restarted: a second cosine, for 500 more steps from 3e-3, or 300 from 3e-4."
 )
 
 
@@ -420,8 +420,11 @@ def _twelve(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
         "restarted from 3e-4, seeds 0 to 2": restarted(3e-4, 300),
         "three more seeds, 3 to 5": anew("more", seeds=(3, 4, 5)),
     }
+    groups["rate 3e-3, seeds 0 to 2"] = anew("slow", learning_rate=3e-3)
     if args.share_mlp:
-        groups["one MLP for all layers, seeds 0 to 2"] = anew("shared", model=preset.model.replace(share_mlp=True))
+        one = {"model": preset.model.replace(share_mlp=True)}
+        groups["one MLP for all layers, seeds 0 to 2"] = anew("shared", **one)
+        groups["one MLP for all layers, rate 3e-3, seeds 0 to 2"] = anew("shared-slow", **one, learning_rate=3e-3)
     errors = {name: query_errors(group, held_out) for name, group in groups.items()}
     first, _, _, more, *_ = errors
     errors["six seeds, 0 to 5"] = torch.cat([errors[first], errors[more]])

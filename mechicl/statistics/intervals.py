@@ -57,6 +57,9 @@ class Interval:
         elif 0 < size < 0.01 and not (half and math.isfinite(half)):
             number = ".4g"
         if (self.middle == "median" or self.cut) and math.isfinite(half):
+            sides = [side for side in (self.mean - self.low, self.high - self.mean) if side > 0]
+            if sides and min(sides) < half / 20:  # decimals of the longer side would round the other one away
+                number = ".3g"
             return f"{self.mean:{number}} ({self.low:{number}} to {self.high:{number}})"
         return f"{self.mean:{number}} ± {half:{width}}"
 

@@ -38,6 +38,7 @@ nan, inf = math.nan, math.inf
     (Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5), "3.21e-15 ± 1e-16"),
     (Interval(1.0, 1.0, 1.0, 3, 0.95, "median"), "1.0000 (1.0000 to 1.0000)"),
     (Interval(0.0015, 0.0001, 0.0062, 4, 0.95, "median"), "0.0015 (0.0001 to 0.0062)"),
+    (Interval(0.03, 0.0297, 668.0, 3, 0.95, "median"), "0.03 (0.0297 to 668)"),
     (Interval(2.0, nan, nan, 1, 0.95, "median"), "2.0000 ± nan"),
 ])  # fmt: skip
 def test_an_interval_shows_two_digits_of_its_half_width_and_a_median_both_ends(measured, text):
