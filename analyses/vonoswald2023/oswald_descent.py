@@ -4,6 +4,7 @@ python analyses/vonoswald2023/oswald_descent.py --checkpoint lsa-5l
 """
 
 import math
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.descent import TRIM, TRIMMED, TUNING_SEED, Descent
 from mechicl.reports.rows import over_seeds_and_prompts
-from mechicl.statistics import interval, median_interval
+from mechicl.statistics import Interval, interval, median_interval
 from mechicl.training import TrainingConfig
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 
@@ -46,11 +47,21 @@ def compare(args: Any) -> Comparison:
     kind = Descent(checkpoint, n_prompts=args.n_prompts, seed=args.seed)
     kind.question = AlgorithmQuestion(kind.study, n_prompts=min(args.n_prompts, 4096), seed=0)
     comparison = kind.measure(("loss", "algorithm", "weights", "shifts"))
+    comparison = replace(comparison, rows=[_in_papers_unit(row) for row in comparison.rows])
     if checkpoint.name == "lsa-5l":
         return comparison.with_more(_trained_rows(checkpoint, args), [], {})
     if checkpoint.name == "lsa-2l-ln" and checkpoint.snapshots is not None:
         return comparison.with_more(_early_rows(checkpoint, args), [], {})
     return comparison
+
+
+def _in_papers_unit(row: Row) -> Row:
+    """A row with half of the squared error, which the paper's figures show, instead of the squared error."""
+    unit, measured = "squared error (MSE)", row.measured
+    if not (row.quantity.startswith(unit) and isinstance(measured, Interval)):
+        return row
+    half = replace(measured, mean=measured.mean / 2, low=measured.low / 2, high=measured.high / 2)
+    return replace(row, quantity=row.quantity.replace(unit, "half-MSE"), measured=half)
 
 
 @cache

@@ -131,9 +131,10 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
             candidates = torch.stack([weights + solved(b * shares + (1 - b) * quadratic, slope) for b in BLENDS])
             best = torch.stack([loss(each) for each in candidates]).nan_to_num(nan=torch.inf).argmin(0)
             before, weights = weights, candidates.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
-            if (change := (weights - before).abs().max()) <= 1e-11 * weights.abs().max():
+            change, size = (weights - before).abs().amax(-1), weights.abs().amax(-1)
+            if (change <= 1e-11 * size).all():
                 break
-        unfinished.append(float(change / weights.abs().max().clamp(min=1e-300)))
+        unfinished.extend((change / size.clamp(min=1e-300)).flatten().tolist())
         return linear_trajectory(part, weights.permute(0, 2, 3, 1), "Huber", at, with_weights)
 
     trajectory = in_parts(prompts, seen.numel() * prompts.x_dim**2 * prompts.y_dim, run)

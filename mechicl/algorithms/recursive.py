@@ -103,12 +103,13 @@ def recursive_least_squares(
         eigenvalues, vectors = torch.linalg.eigh(second)
         numbers = n_before(part, at)
         penalties = penalty * discount ** (numbers.double() * fading)[:, None]
-        # an eigenvalue is known to ε of the largest; those of directions without a point are 0
-        spanned = torch.arange(part.x_dim, device=numbers.device) >= part.x_dim - numbers[:, None]
+        # an eigenvalue is known to ε of the largest; directions without a point have none, and no moment
+        rank = torch.linalg.matrix_rank(part.context.xs.detach().double())[:, None, None]
+        spanned = torch.arange(part.x_dim, device=rank.device) >= part.x_dim - numbers[:, None].minimum(rank)
         known = eigenvalues.detach().clamp(min=0)
         lost = EPSILON * known[..., -1:] / (known + penalties).clamp(min=1e-300)
         errors.append(float(lost.masked_fill(~spanned, 0).amax()) if len(part) else 0.0)
-        filtered = ridge_filter(eigenvalues.clamp(min=0), penalties, n_context=part.n_context)
+        filtered = ridge_filter(eigenvalues.clamp(min=0), penalties, n_context=part.n_context) * spanned
         weights = vectors @ (filtered[..., None] * (vectors.mT @ cross))
         return linear_trajectory(part, weights, "recursive least squares", at, with_weights)
 

@@ -41,6 +41,8 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
     """
     model = HookedTransformer(read_lens_config(cfg))
     weights = {name: weight for name, weight in state_dict.items() if not name.endswith(DERIVED)}
+    if model.cfg.positional_embedding_type == "alibi":
+        weights.pop("pos_embed.W_pos", None)  # TransformerLens has it, and does not use it
     for name, weight in weights.items():
         if weight.is_meta or weight.is_complex() or not weight.isfinite().all():
             raise ValueError(f"{name} must be a tensor of finite real numbers, got some that are not")
@@ -72,7 +74,7 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[_Weights, dict[str, A
         state["unembed.W_U"] = model.W_U.detach()
     zeros = zero_biases(state, cfg)
     del zeros["embed.b_E"]
-    if cfg.positional_embedding_type == "none":
+    if cfg.positional_embedding_type in ("none", "alibi"):
         zeros["pos_embed.W_pos"] = state["embed.W_E"].new_zeros(cfg.n_ctx, cfg.d_model)
     return zeros | state | _buffers(cfg), _fields(cfg)
 
@@ -82,7 +84,9 @@ def _check_representable(cfg: TransformerConfig) -> None:
         "prompt_format": cfg.prompt_format == "token_ids",
         "attention": set(cfg.attention.split(",")) == {"softmax"},
         "qk_norm_over": cfg.qk_norm_over == "head",
-        "norm_location": cfg.norm_location != "after",
+        "norm_location": cfg.norm_location == "before"
+        or (cfg.norm_location == "both" and cfg.normalization_type in ("RMS", "RMSPre")),
+        "falcon_alibi": not cfg.falcon_alibi,
         "rope_scaling": cfg.rope_scaling is None,
         "keys": cfg.keys in ("causal", "full"),
         "score_scale": cfg.score_scale > 0,  # TransformerLens reads -1 as "not given"
@@ -104,15 +108,21 @@ def _buffers(cfg: TransformerConfig) -> _Weights:
     device = torch.device(cfg.device)
     buffers = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
     buffers["IGNORE"] = torch.tensor(-torch.inf, device=device)
+    by_layer = [dict(buffers) for _ in range(cfg.n_layers)]
     if cfg.positional_embedding_type == "rotary":
         precise = torch.promote_types(cfg.torch_dtype, torch.float32)
         exponents = torch.arange(cfg.rotary_dim // 2, dtype=precise, device=device) / (cfg.rotary_dim / 2)
-        wavelengths = cfg.rotary_base**exponents
-        twice = wavelengths.repeat_interleave(2) if cfg.rotary_adjacent_pairs else wavelengths.repeat(2)
-        angles = torch.arange(cfg.n_ctx, dtype=precise, device=device)[:, None] / twice
-        buffers |= {"rotary_sin": angles.sin().to(cfg.torch_dtype), "rotary_cos": angles.cos().to(cfg.torch_dtype)}
-    layers = range(cfg.n_layers)
-    return {f"blocks.{layer}.attn.{name}": buffer.clone() for layer in layers for name, buffer in buffers.items()}
+        for layer, of_layer in enumerate(by_layer):
+            is_local = cfg.use_local_attn and cfg.attn_types is not None and cfg.attn_types[layer] == "local"
+            base = cfg.rotary_base_local if is_local and cfg.rotary_base_local is not None else cfg.rotary_base
+            wavelengths = base**exponents
+            twice = wavelengths.repeat_interleave(2) if cfg.rotary_adjacent_pairs else wavelengths.repeat(2)
+            angles = torch.arange(cfg.n_ctx, dtype=precise, device=device)[:, None] / twice
+            of_layer |= {"rotary_sin": angles.sin().to(cfg.torch_dtype), "rotary_cos": angles.cos().to(cfg.torch_dtype)}
+    return {
+        f"blocks.{layer}.attn.{name}": buffer.clone()
+        for layer, of_layer in enumerate(by_layer) for name, buffer in of_layer.items()
+    }  # fmt: skip
 
 
 def _fields(cfg: TransformerConfig) -> dict[str, Any]:

@@ -136,6 +136,9 @@ def has_learned(
         *(f"{percent(ratio)} relative to that of {other}" for other, ratio in others),
     ]
     fact = percent(first), "; ".join(next_to)
+    if len(errors) == 1:
+        headline = "Not known whether it has learned"
+        return headline, f"{headline}: one prompt has no interval. There its {loss} is {words}.", fact
     for name, ratio in ratios.items():
         if not ratio.high < 1:
             extent = "Not" if name == next(iter(ratios)) else "Barely"

@@ -100,9 +100,8 @@ def task_to_dict(task: AnyTask) -> dict[str, Any]:
         ValueError: an unregistered class defined inside a function, which has no import path.
     """
     name = _name(type(task))
-    fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
-    if name not in TASK_TYPES or TASK_TYPES[name] is FixedTasks:
-        fields = {n: task_to_dict(v) if isinstance(v, Task | Distribution) else v for n, v in fields.items()}
+    fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.init}
+    fields = {n: task_to_dict(v) if isinstance(v, Task | Distribution) else v for n, v in fields.items()}
     try:
         json_bytes(fields)
     except (TypeError, ValueError) as error:
@@ -120,7 +119,7 @@ def task_from_dict(data: dict[str, Any]) -> AnyTask:
     fields = dict(data)
     kind = fields.pop("type", None)
     task_type = _resolve(kind)
-    unknown = set(fields) - {f.name for f in dataclasses.fields(task_type)}
+    unknown = set(fields) - {f.name for f in dataclasses.fields(task_type) if f.init}
     if unknown:
         raise ValueError(f"{kind} has no field {sorted(map(str, unknown))}")
     if task_type is FixedTasks and not isinstance(fields.get("task", {}), dict):

@@ -235,6 +235,10 @@ class Distribution(ABC, Generic[_Batch]):
             batch = self._sample(n_prompts, random)
         if not isinstance(batch, kind) or len(batch) != n_prompts:
             raise ArgumentError(f"{name} must return {n_prompts} prompts as {kind.__name__}, got {batch!r}")
+        for size in ("n_context", "x_dim", "y_dim"):
+            declared, drawn = getattr(self, size, None), getattr(batch, size, None)
+            if None not in (declared, drawn) and declared != drawn:
+                raise ArgumentError(f"{name} must return prompts of {size}={declared}, as the task says, got {drawn}")
         return batch
 
 

@@ -235,14 +235,15 @@ class _Training:
         moments, states = list(self.whole_step.moments.values()), [each.get_state() for each in self.generators]
         kept, started = [each.clone() for each in moments], time.perf_counter()
         nobody = torch.zeros(len(self.generators), dtype=torch.bool)
-        self.whole_step(self.whole_step.sample(max(self.config.steps - 1, 0)), nobody)
-        seconds = time.perf_counter() - started
-        self.ensemble.flat.grad = None
-        for moment, before in zip(moments, kept, strict=True):
-            moment.copy_(before)
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set_state(state)
-        return seconds
+        try:
+            self.whole_step(self.whole_step.sample(max(self.config.steps - 1, 0)), nobody)
+            return time.perf_counter() - started
+        finally:  # also if torch cannot compile it
+            self.ensemble.flat.grad = None
+            for moment, before in zip(moments, kept, strict=True):
+                moment.copy_(before)
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
 
     def _resume(self) -> None:
         state, fresh, device = RunState.load(self.folder, self.config), self.state, self.accelerator.device.type

@@ -18,7 +18,7 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, goes_across, losses, make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.speed import threads_for
-from mechicl.training.whole_steps import mark_of_compiled
+from mechicl.training.whole_steps import was_compiled
 
 CPU = torch.device("cpu")
 ROUTE_MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
@@ -90,7 +90,6 @@ def choose_route(
     rule = Route(threads=threads_for(config, device), compiled=bool(config.compile))
     if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
         return rule
-    compiled = Route(threads=threads_for(config.replace(compile=True), CPU), compiled=True)
     passes, most = Passes(config, ensemble, clock), min(torch.get_num_threads(), n_cores())
     numbers = sorted({min(2**i, most) for i in range(most.bit_length() + 1)} - {rule.threads})
     # together: the best route by one thread need not be the best by two
@@ -98,16 +97,20 @@ def choose_route(
     if config.routes is None and config.steps < STEPS_PER_CANDIDATE * len(routes):
         routes = [rule]
     changes = config.curriculum is not None or config.interventions or config.target_loss is not None
+    changes = changes or config.mixed_precision != "no"  # accelerate prepares the model for it after the choice
     if config.compile is not None or changes or config.steps < STEPS_PER_CANDIDATE:
         compiled_seconds = None
     if len(routes) == 1 and compiled_seconds is None:
         return rule
+    # before routes are timed, which sets torch's number of threads
+    threads = threads_for(config.replace(compile=True), CPU) if compiled_seconds is not None else 1
     best, seconds = _fastest(routes, passes.seconds)
     at_start, per_layer = COMPILE_SECONDS
     compiling = at_start + per_layer * (getattr(config.model, "n_layers", None) or 1)
-    compiling *= AGAIN if mark_of_compiled(config).exists() else 1
+    compiling *= AGAIN if was_compiled(config) else 1
     if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
         return best
+    compiled = Route(threads=threads, compiled=True)
 
     def timed(route: Route) -> float:
         if not route.compiled:

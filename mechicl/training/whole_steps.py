@@ -14,9 +14,10 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from mechicl.training.optimizers import adam_state, adam_update, clip_each_seed
 
 _Kind = Literal["uniform", "normal"]
 _Compiled = Callable[..., tuple[Tensor, ...]]
+_ONE_COMPILES = threading.RLock()  # torch's tracing and compiler change the state of the process
 ALIGNED = 4  # numbers of float32 in 16 bytes
 
 
@@ -131,17 +133,18 @@ class WholeStep:
         if self.on_gpu:
             torch.compiler.cudagraph_mark_step_begin()  # what the step before returned is no longer used
         try:
-            if not known:
-                self.compiled[key] = self._compile(*state, *inputs.tensors)
-            with torch.no_grad():
-                step_losses, *gradient = self.compiled[key](*state, *inputs.tensors)
-        except RuntimeError as error:
+            with nullcontext() if known else _ONE_COMPILES:
+                if not known:
+                    self.compiled[key] = self._compile(*state, *inputs.tensors)
+                with torch.no_grad():
+                    step_losses, *gradient = self.compiled[key](*state, *inputs.tensors)
+        except (RuntimeError, OSError) as error:
             if known:
                 raise
             words = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
             raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
         if not known:
-            with suppress(OSError):  # then torch keeps nothing, either
+            with suppress(OSError, KeyError):  # then torch keeps nothing, either
                 mark_of_compiled(self.config).touch()
         self.ensemble.flat.grad = gradient[0] if gradient else None
         return step_losses
@@ -181,7 +184,8 @@ class WholeStep:
 
     def _shares_of_parts(self, targets: Tensor) -> tuple[Float[Tensor, "seed"], ...]:
         """Weight of each part's mean loss in that of the batch: its share of the targets that are scored."""
-        scored = torch.ones_like(targets) if targets.is_floating_point() else (targets >= 0).to(self.weights.dtype)
+        dtype = torch.promote_types(self.weights.dtype, torch.float32)  # that of the losses
+        scored = torch.ones_like(targets, dtype=dtype) if targets.is_floating_point() else (targets >= 0).to(dtype)
         by_part = scored.flatten(2).sum(2).unflatten(1, (self.n_parts, -1)).sum(2)
         return (by_part / by_part.sum(1, keepdim=True)).unbind(1)
 
@@ -265,6 +269,14 @@ def mark_of_compiled(config: TrainingConfig) -> Path:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's own function takes a second to import
     folder = folder or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
     return Path(folder) / f"mechicl-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]}"
+
+
+def was_compiled(config: TrainingConfig) -> bool:
+    """True if torch's cache has a compiled step like this run's."""
+    try:
+        return mark_of_compiled(config).exists()
+    except (OSError, KeyError):  # a folder that cannot be read, a user without a name
+        return False
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> torch.fx.GraphModule:

@@ -19,7 +19,7 @@ from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.base.arguments import checked
-from mechicl.statistics import UNBOUNDED, interval
+from mechicl.statistics import UNBOUNDED, Interval, interval
 from mechicl.viz import elements as draw
 
 
@@ -44,9 +44,16 @@ def identified_filters(result: Identification) -> go.Figure:
     return draw.tick_log_axes(fig.add_hline(**draw.ZERO))
 
 
+def _above_floor(distance: Interval) -> Interval:
+    return replace(distance, mean=max(distance.mean, _FLOOR), high=max(distance.high, _FLOOR))
+
+
 def identified_families(result: Identification) -> go.Figure:
-    """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
-    names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
+    """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top.
+
+    Distances below 1e-8, which is rounding, are drawn there: 0 has no place on a logarithmic axis.
+    """
+    names, distances = [m.name for m in result.matches], [_above_floor(result.distance(m)) for m in result.matches]
     x_title = "unexplained share of squared predictions"
     fig = draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
     positive = [each.mean for each in distances if each.mean > 0]
@@ -78,7 +85,7 @@ def fingerprint_figure(result: Fingerprint) -> go.Figure:
         fig.update_xaxes(type="log", title_text="eigenvalue λ of XᵀX", **place)
     else:
         ages = list(range(len(result.influence), 0, -1))
-        means = [interval(row) for row in result.influence]
+        means = [interval(row, within=UNBOUNDED) for row in result.influence]
         draw.add_intervals(fig, ages, means, "influence", draw.PALETTE[0], showlegend=False, place=place)
         fig.update_xaxes(title_text="points ago", **place)
     return draw.tick_log_axes(fig)
@@ -269,9 +276,7 @@ def verdict_figure(
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
-    distances = [
-        replace(d, mean=max(d.mean, _FLOOR), high=max(d.high, _FLOOR)) for d in map(identified.distance, shown)
-    ]
+    distances = [_above_floor(identified.distance(match)) for match in shown]
     first = "nearest" if identified.answer.name == NONE else "named"
 
     def kind_of(each: FamilyMatch) -> str:

@@ -133,6 +133,7 @@ def lines(
         for column in values:
             label = [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
             name = ", ".join([*label, *([column] if len(values) > 1 else [])])
+            name = name if name not in seeds else name.replace(_tick(group), repr(group))  # near numbers
             seeds[name or column] = [_finite(part[part[x] == each], column) for each in xs]
     estimate = median_interval if middle == "median" else interval
     intervals = {name: [estimate(each) for each in at] for name, at in seeds.items()}
@@ -181,13 +182,22 @@ def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
     for name in names:
         if name not in frame.columns:
             raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
-    return frame
+    # None is a setting like any other, and yes or no is not a number
+    labels = {
+        name: [_label(value) for value in frame[name]] for name in names
+        if pd.api.types.is_bool_dtype(frame[name]) or not pd.api.types.is_numeric_dtype(frame[name])
+    }  # fmt: skip
+    return frame.assign(**labels) if labels else frame
+
+
+def _label(value: Any) -> Any:
+    return str(value) if isinstance(value, bool | np.bool_) else "none" if pd.isna(value) else value
 
 
 def _check_one_value(table: GridTable | pd.DataFrame, frame: pd.DataFrame, *shown: str) -> None:
     """Refuse a table whose other axes vary: its cells would be mixtures."""
     for axis in () if isinstance(table, pd.DataFrame) else table.axes:  # the axes of a frame are unknown
-        if axis not in (*shown, SEED) and len(_ordered(frame[axis])) > 1:
+        if axis not in (*shown, SEED) and frame[axis].nunique(dropna=False) > 1:
             raise ValueError(
                 f"the table varies in {axis!r} too, which is not drawn: choose one value, as in "
                 f"table.frame[table.frame[{axis!r}] == {_ordered(frame[axis])[0]!r}]"

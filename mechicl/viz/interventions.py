@@ -311,7 +311,10 @@ def head_effects(vector: FunctionVector) -> go.Figure:
 def curves_by_layer(vector: FunctionVector) -> go.Figure:
     """Draw the right answer's probability with the vector of `function_vectors` (or a random one) added to a layer."""
     added = {"function vector": vector.added, "random vector": vector.random_added}
-    curves = {name: [interval(values.double()) for values in lines] for name, lines in added.items()}
+    curves = {
+        name: [interval(values.double(), within=UNBOUNDED).within(0, 1) for values in lines]
+        for name, lines in added.items()
+    }
     title = "Probability of the right answer without demonstrations"
     fig = draw.interval_lines(title, "layer", "probability", list(range(len(vector.added))), curves)
     return fig.update_yaxes(tickformat=draw.PERCENT)

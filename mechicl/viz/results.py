@@ -86,7 +86,7 @@ def _quantities(result: Result) -> go.Figure:
         place, axes = draw.panel(i, columns), result.axis_names()[name][-2:]
         ticks = [result.axis_values(axis, n) for axis, n in zip(axes, values.shape[-1 - len(axes) : -1], strict=True)]
         if values.ndim == 2:
-            means = [interval(entry) for entry in values]
+            means = [result._interval(name, entry) for entry in values]  # as it prints them
             look = {"showlegend": False, "mode": "lines+markers", "place": place}
             draw.add_intervals(fig, ticks[0], means, name, color, **look)
         else:

@@ -15,7 +15,7 @@ from mechicl.analysis.dynamics import (
 )
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 from mechicl.viz import elements as draw
 
 
@@ -85,7 +85,7 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     for (name, training), color in zip(trainings.items(), draw.colors_for(list(trainings)), strict=True):
         steps, title = draw.on_log_axis(training.steps), draw.title_of_steps(training.steps)
         for column, measure in enumerate(names):
-            means = [interval(seeds) for seeds in getattr(training, measure)]
+            means = [interval(seeds, within=UNBOUNDED) for seeds in getattr(training, measure)]
             look = {"legendgroup": name, "showlegend": column == 0 and len(trainings) > 1,
                     "place": draw.panel(column, 3)}  # fmt: skip
             draw.add_intervals(fig, steps, means, name, color, **look)
@@ -185,7 +185,7 @@ def training_history(
     for i, name in enumerate(traced, start=bool(curve)):
         look = {"place": draw.panel(i, 1), "legendgroup": name, "showlegend": len(lines[name]) > 1}
         for key, values in lines[name].items():
-            x, means = [places[step] for step in steps[name]], [interval(seeds) for seeds in values]
+            x, means = [places[step] for step in steps[name]], [interval(seeds, within=UNBOUNDED) for seeds in values]
             draw.add_intervals(fig, x, means, key, colors[key], **look)
     for step in [] if transitions is None else transitions.steps[transitions.fell].tolist():
         fig.add_vline(x=max(step, min(places.values())), line={"color": "#444444", "width": 1, "dash": "dot"})
@@ -290,7 +290,10 @@ def _by_layer(
     first = next(iter(comparisons.values()))
     values = {name: getattr(first, each) for name, each in control.items()}
     values |= {name: getattr(comparison, measure) for name, comparison in comparisons.items()}
-    lines = {name: [interval(v if v.ndim == 1 else v.mean(0)) for v in layers] for name, layers in values.items()}
+    lines = {
+        name: [interval(v if v.ndim == 1 else v.mean(0), within=UNBOUNDED) for v in layers]
+        for name, layers in values.items()
+    }
     n_layers = len(next(iter(lines.values())))
     if n_layers > 1:
         fig = draw.interval_lines(title, "layer", "cosine", list(range(n_layers)), lines)

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import checked
-from mechicl.statistics import interval
+from mechicl.statistics import UNBOUNDED, interval
 from mechicl.viz import elements as draw
 
 BANDS = 3  # paths up to which overlapping bands can be distinguished
@@ -39,7 +39,10 @@ def connectivity_paths(paths: Mapping[str, LossPath | Sequence[LossPath]]) -> go
         end, _, kind = parts[name]
         color, dash = colors[end or kind], draw.DASHES[kinds.index(kind if end else "") % len(draw.DASHES)]
         for i, path in enumerate(seeds):
-            intervals = [interval(errors if len(seeds) == 1 else errors.mean()) for errors in path.squared_errors]
+            intervals = [
+                interval(errors if len(seeds) == 1 else errors.mean(), within=UNBOUNDED)
+                for errors in path.squared_errors
+            ]
             look = {"showlegend": i == 0, "legendgroup": name, "opacity": 1 if len(seeds) == 1 else 0.7, "dash": dash}
             if len(by_name) <= BANDS:
                 draw.add_intervals(fig, alphas[0], intervals, name, color, log_y=True, **look)

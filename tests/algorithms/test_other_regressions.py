@@ -106,6 +106,14 @@ def test_the_slope_of_hubers_loss_is_0_also_where_fewer_points_than_dimensions_a
     assert slope.abs().max() < 1e-9 * threshold * prompts.context.xs.abs().sum(1).max()
 
 
+def test_hubers_fit_of_a_prompt_does_not_depend_on_others_and_their_scale():
+    alone = Prompts(torch.ones(1, 4, 1, dtype=F64), torch.tensor([0.0, 0.0, 9.0, 0.0], dtype=F64)[None, :, None])
+    together = Prompts(alone.xs.expand(2, -1, -1), torch.cat([alone.ys, 1e12 * alone.ys]))
+    for prompts in (alone, together):
+        assert algorithms.huber(prompts, threshold=0.1, at="query").query()[0, 0].item() == pytest.approx(0.05)
+    assert algorithms.huber(alone[:0], threshold=0.1, at="query").query().numel() == 0
+
+
 def test_huber_that_has_not_converged_is_reported(monkeypatch):
     monkeypatch.setattr("mechicl.algorithms.other_regressions.MAX_REWEIGHTINGS", 2)
     with pytest.warns(algorithms.ConditioningWarning, match=r"threshold=1e-06.* after 2 repetitions"):

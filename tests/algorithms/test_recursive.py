@@ -61,6 +61,17 @@ def test_digits_that_fade_into_rounding_noise_are_reported(discount: float, righ
     assert ((weights[0, :, -1, :, 0] - expected).abs().max() < 1e-6 * expected.abs().max()) == right
 
 
+def test_directions_without_points_have_neither_weights_nor_warnings():
+    few = LinearRegression(x_dim=8, n_context=3, inputs="gaussian").sample(4, seed=0, dtype=torch.float64)
+    found = algorithms.recursive_least_squares(few, penalty=1e-10, at="query").query()
+    torch.testing.assert_close(found, algorithms.ols(few, at="query").query(), rtol=1e-8, atol=1e-8)
+    unused = LinearRegression(x_dim=5, n_context=20, active_dims=3).sample(4, seed=0, dtype=torch.float64)
+    used = Prompts(unused.xs[..., :3], unused.ys)
+    options = {"penalty": 1.0, "discount": 0.2, "at": "query"}
+    found, expected = (algorithms.recursive_least_squares(each, **options).query() for each in (unused, used))
+    torch.testing.assert_close(found, expected)
+
+
 def recursion(prompt: Prompts, discount: Fraction, penalty: Fraction) -> torch.Tensor:
     d = prompt.x_dim
     weights, inverse = [Fraction(0)] * d, [[Fraction(i == j) / penalty for j in range(d)] for i in range(d)]

@@ -1,5 +1,6 @@
 """Models from TransformerLens and back, and every activation against its own network with the same weights."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +100,29 @@ def test_there_and_back_bit_for_bit(fields: dict[str, Any]):
     assert not same.training
 
 
+@pytest.mark.parametrize("fields", [
+    {"positional_embedding_type": "alibi"},
+    {"act_fn": "solu_ln", "normalization_type": "RMSPre"},
+    {"act_fn": "solu_ln", "normalization_type": None},
+], ids=str)  # fmt: skip
+def test_there_and_back_with_parameters_that_transformer_lens_has_elsewhere(fields: dict[str, Any]):
+    model = random_model(HookedTransformerConfig(**(SMALL | fields)))
+    state, cfg = to_transformer_lens(model)
+    assert ("pos_embed.W_pos" in state) == (cfg["positional_embedding_type"] in ("standard", "alibi"))
+    assert not [name for name in state if "mlp.ln" in name]  # LayerNormPre there
+    tokens = random_tokens(model.cfg)
+    assert torch.equal(from_transformer_lens(state, cfg)(tokens), model(tokens))
+
+
+def test_local_layers_have_the_angles_of_their_own_base():
+    fields = {"positional_embedding_type": "rotary", "rotary_dim": 4, "rotary_base": 1000, "rotary_base_local": 50.0}
+    fields |= {"use_local_attn": True, "window_size": 3, "attn_types": ["local", "global"]}
+    state, _ = to_transformer_lens(HookedTransformer(HookedTransformerConfig(**(SMALL | fields))))
+    for layer, base in enumerate((50.0, 1000.0)):
+        expected = torch.tensor([math.cos(5), math.cos(5 / base**0.5)])
+        torch.testing.assert_close(state[f"blocks.{layer}.attn.rotary_cos"][5, :2], expected)
+
+
 def test_a_config_as_an_object():
     state, fields = to_transformer_lens(random_model(HookedTransformerConfig(**SMALL)))
     tokens = torch.arange(6)[None]
@@ -153,7 +177,8 @@ def test_weights_that_are_no_finite_numbers_are_refused_by_name(weight: Tensor):
 @pytest.mark.parametrize(
     "fields",
     [{"attention": "linear"}, {"keys": "context"}, {"sink": "learned"}, {"damping": 0.5}, {"final_norm": False},
-     {"act_fn": "elu"}, {"score_scale": -1.0}],
+     {"act_fn": "elu"}, {"score_scale": -1.0}, {"norm_location": "both"},
+     {"falcon_alibi": True, "positional_embedding_type": "alibi"}],
 )  # fmt: skip
 def test_features_that_transformer_lens_lacks_are_refused_by_name(fields: dict[str, Any]):
     with pytest.raises(ValueError, match=f"TransformerLens has no {next(iter(fields))}="):

@@ -396,6 +396,12 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
 
 
 # ---- has it learned? ----
+def test_one_prompt_does_not_tell_whether_a_model_has_learned():
+    headline, words, _ = has_learned(torch.zeros(1), {"predicting 0": torch.ones(1)})
+    assert headline == "Not known whether it has learned"
+    assert words.startswith(f"{headline}: one prompt has no interval. There its squared error is 0%")
+
+
 @pytest.mark.parametrize(("scale", "headline"), [
     (1.5, "Not learned: worse than predicting 0"),
     (1.0, "Not learned: not measurably better than predicting 0"),

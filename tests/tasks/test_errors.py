@@ -1,8 +1,9 @@
 """Errors name the argument: fields out of range, data that no task wrote, classes that are not tasks."""
 
+import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -165,6 +166,27 @@ def test_a_task_that_cannot_be_saved_is_refused_before_training(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@tasks.register
+@dataclass(frozen=True)
+class Repeating(tasks.LinearRegression):
+    """A task of another task, with a field that it computes."""
+
+    inner: tasks.PromptDistribution | None = None
+    doubled: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "doubled", 2 * self.x_dim)
+
+
+def test_registered_tasks_of_tasks_and_with_computed_fields_are_read_again():
+    task = Repeating(x_dim=3, n_context=5, inner=tasks.LinearRegression(x_dim=7))
+    again = tasks.task_from_dict(json.loads(json.dumps(tasks.task_to_dict(task))))
+    assert isinstance(again, Repeating)
+    assert again == task
+    assert (again.doubled, again.inner) == (6, tasks.LinearRegression(x_dim=7))
+
+
 @dataclass(frozen=True)
 class FaultyTask(tasks.LinearRegression):
     fault: str = ""
@@ -173,12 +195,15 @@ class FaultyTask(tasks.LinearRegression):
         if self.fault == "raises":
             raise KeyError("weights")
         prompts = super()._sample(n_prompts, random)
+        if self.fault == "shorter":
+            return prompts.prefix(2)
         return prompts[1:] if self.fault == "fewer" else prompts.xs  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("fault", "message"), [
     ("raises", "_sample of FaultyTask failed: KeyError: 'weights'"),
     ("fewer", r"_sample of FaultyTask must return 5 prompts as Prompts, got Prompts\(n_prompts=4"),
+    ("shorter", "_sample of FaultyTask must return prompts of n_context=3, as the task says, got 2"),
     ("", r"_sample of FaultyTask must return 5 prompts as Prompts, got tensor"),
 ])  # fmt: skip
 def test_errors_of_a_user_s_task_name_it(fault, message):

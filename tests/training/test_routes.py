@@ -96,6 +96,7 @@ LONG = THREE_LAYERS.replace(steps=10_000, save_every=10_000)
     (LONG.replace(steps=2000), 0.005, None),  # 10 s would be saved, and compiling takes 11.5
     (LONG.replace(compile=False), 0.005, None),
     (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
+    (LONG.replace(mixed_precision="bf16"), 0.005, None),
     (LONG.replace(routes="rule"), 0.005, None),
 ])  # fmt: skip
 def test_long_runs_are_compiled_if_that_is_faster(config: TrainingConfig, compiled: float, expected: bool | None):

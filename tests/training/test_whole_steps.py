@@ -10,7 +10,7 @@ from mechicl.training import Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.data import examples, losses, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import make_optimizer
-from mechicl.training.whole_steps import ALIGNED, WholeStep
+from mechicl.training.whole_steps import ALIGNED, WholeStep, was_compiled
 from tests.training.runs import (
     EXACT,
     EXACT_READER,
@@ -122,6 +122,38 @@ def test_inputs_of_a_step_make_the_prompts_of_other_runs():
         tokens, targets = step._prompts(*inputs.tensors)
         torch.testing.assert_close((tokens[0], targets[0]), expected)
         assert torch.equal(inputs.generator_states[0], generators[0].get_state())
+
+
+def test_a_run_that_cannot_be_compiled_trains_on_the_same_prompts(tmp_path, monkeypatch):
+    def fails(graph, **options):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    monkeypatch.setattr("mechicl.training.routes.COMPILE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("mechicl.training.routes.ROUNDS", (1, 1))
+    config = small(steps=500, eval_every=500, save_every=500)
+    tried = train(config, tmp_path / "tried", progress=False)
+    plain = train(config.replace(compile=False), tmp_path / "plain", progress=False)
+    assert_same_bits(weights(tried), weights(plain))
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing", "file/below"])
+def test_a_cache_that_cannot_be_used_is_no_mark(tmp_path, monkeypatch, folder):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+    assert not was_compiled(small())
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr("getpass.getuser", lambda: {}["a user without a name"])
+    assert not was_compiled(small())
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize(("dtype", "within"), [("float64", 1e-13), ("bfloat16", 1e-6)])
+def test_weights_of_parts_are_of_the_losses_precision(dtype, within):
+    step = whole_step(reading(model=EXACT_READER.replace(dtype=dtype), batch_size=9), threads=3)
+    shares = torch.stack(step._shares_of_parts(step.sample(0).tensors[1]))
+    assert (shares.double().sum() - 1).abs() < within
+    assert shares.dtype == (torch.float64 if dtype == "float64" else torch.float32)
 
 
 @pytest.mark.usefixtures("traced_only")

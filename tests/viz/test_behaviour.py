@@ -1,5 +1,6 @@
 """Figures of behaviour, layers and causal tests draw the numbers of the results."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -76,6 +77,13 @@ def test_families_are_ordered_with_the_nearest_at_the_top():
     assert figure.layout.yaxis.autorange == "reversed"
     assert points.error_x.array[2] == pytest.approx(interval(torch.tensor([0.25, 0.5])).half_width)
     assert points.error_x.arrayminus[2] == pytest.approx(0.9 * 0.375)  # a logarithmic axis has no place for less than 0
+
+
+def test_a_family_without_any_distance_is_drawn_at_the_floor():
+    exact, rest = match("least squares", AlgorithmLearner(algorithms.ols), [0.0, 0.0]), identification()
+    points: Any = viz.plot(replace(rest, matches=[exact, *rest.matches[1:]]))
+    assert points.data[0].x[0] == 1e-8
+    assert 10 ** points.layout.xaxis.range[0] == pytest.approx(0.5e-8)
 
 
 def shifted() -> ShiftedLosses:

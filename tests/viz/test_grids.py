@@ -10,6 +10,7 @@ import torch
 
 from mechicl import viz
 from mechicl.statistics import Interval, interval, median_interval
+from mechicl.statistics.grids import GridTable
 from mechicl.viz.elements import COLORS, bar_ticks, color_of, colors_for
 from tests.pictures import figure_faults
 from tests.viz.traces import heatmaps, lines
@@ -26,6 +27,23 @@ def table() -> pd.DataFrame:
             loss = NAN if diverged else 10.0**i * (1 + 0.1 * seed) / n_layers
             rows.append((2 * 4**i, n_layers, seed, 100.0 if diverged else NAN, loss))
     return pd.DataFrame(rows, columns=["n_tasks", "n_layers", "seed", "diverged_at", "loss"])
+
+
+def test_settings_of_none_and_of_yes_and_no_are_settings():
+    frame = pd.DataFrame(
+        {"norm": [None, None, "LN", "LN"], "n": [1, 2, 1, 2], "seed": 0, "loss": [11.0, 12.0, 2.0, 3.0]}
+    )
+    grid = GridTable(frame, ("n", "norm", "seed"))
+    with pytest.raises(ValueError, match="the table varies in 'norm' too"):
+        viz.lines(grid, x="n", value="loss")
+    figure: Any = viz.lines(grid, x="n", value="loss", by="norm")
+    assert {trace.name: list(trace.y) for trace in figure.data} == {"none": [11.0, 12.0], "LN": [2.0, 3.0]}
+    (medians,) = heatmaps(viz.phase_diagram(grid, "n", "norm", "loss", log=False))
+    assert medians.tolist() == [[11.0, 12.0], [2.0, 3.0]]
+    named: Any = viz.lines(frame.assign(norm=[False, False, True, True]), x="norm", value="loss", by="n")
+    assert [list(trace.x) for trace in named.data] == 2 * [["False", "True"]]
+    near: Any = viz.lines(frame.assign(norm=[0.00123456, 0.00123456, 0.001234561, 0.001234561]), "n", "loss", "norm")
+    assert [list(trace.y) for trace in near.data] == [[11.0, 12.0], [2.0, 3.0]]
 
 
 def test_a_phase_diagram_shows_medians_diverged_and_missing_cells():

@@ -48,6 +48,13 @@ def test_only_step_0_is_moved(steps, places):
     assert all(x == places for x, _ in lines(figure, "run"))
 
 
+def test_seeds_that_agree_exactly_have_no_band():
+    ones, zeros = torch.ones(1, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
+    figure: Any = alignments_over_training({"run": AlignmentOverTraining((10,), zeros, ones, zeros, zeros)})
+    heights = [y for trace in figure.data if trace.fill == "toself" for y in trace.y]
+    assert set(heights) <= {0.0, 1.0}
+
+
 def test_cosines_and_distances_have_bands_if_there_are_several_seeds():
     cosine = torch.tensor([[0.0, 0.5], [0.8, 1.0]], dtype=torch.float64)
     distance = torch.tensor([[2.0, 4.0], [0.1, 0.3]], dtype=torch.float64)

@@ -213,6 +213,8 @@ def plan_interventions(
 def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:
     """Return the interventions of these names; all by default."""
     known = {cell.intervention for cell, _, _ in plan}
+    if interventions is not None and not interventions:
+        raise ValueError(f"interventions must be one or more of {sorted(known)}, got none")
     if unknown := set(interventions or ()) - known:
         raise ValueError(f"interventions must be of {sorted(known)}, got {sorted(unknown)}")
     return [each for each in plan if interventions is None or each[0].intervention in interventions]

@@ -49,6 +49,7 @@ def attribute(
     The arguments that are not listed are those of `patch`.
 
     Args:
+        axes: as for `patch`; "state" needs "pos" among them.
         metrics: as for `patch`, with a gradient; for plain token ids, and for outputs at all positions of points, one
             has to be given.
 
@@ -66,6 +67,11 @@ def attribute(
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
     grid = make_grid(adapter, into, component, axes)
+    if component == "state" and "pos" not in grid.axes:
+        raise ValueError(
+            "later states follow from earlier ones, so their gradients cannot be added up over positions: give axes "
+            "with 'pos', or patch"
+        )
     # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
     batch_size = Budget().rows(adapter.bytes_per_row(into, adapter.n_layers + 1) + 3 * grid.bytes_per_prompt)
     unpatched = adapter.predict(into, batch_size) if batch_size < len(into) else None

@@ -18,7 +18,14 @@ from mechicl.base.tensor_files import read_torch_file
 from mechicl.models.pretrained.conversion import convert_weights
 from mechicl.models.pretrained.families import Family
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.lens_config import HookedTransformerConfig, current_names
+from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED
+from mechicl.models.transformer.lens_config import (
+    FIELDS,
+    REWRITTEN,
+    SCALED,
+    HookedTransformerConfig,
+    current_names,
+)
 
 OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 """Beginnings of these models' names on the hub."""
@@ -55,10 +62,14 @@ class LensFiles:
         norm = self.config.get("normalization", self.config.get("normalization_type"))
         if missing:
             raise ValueError(f"config.json of {self.name} lacks {missing}")
-        fields = {name: self.config[name] for name in SAME_FIELDS} | {
-            "final_rms": self.config.get("final_rms", False), "normalization_type": norm,
-            "positional_embedding_type": "shortformer" if self.config.get("shortformer_pos") else "standard",
+        # fields of neither package are notes on the training; the weights decide dtype and device
+        known = {*FIELDS, *UNCOMPUTED, *DESCRIPTIVE} - {"dtype", "device"}
+        fields = {
+            name: value for name, value in self.config.items()
+            if name in known or name in REWRITTEN or name.startswith(SCALED)
         }  # fmt: skip
+        positions = "shortformer" if self.config.get("shortformer_pos") else "standard"
+        fields = {"positional_embedding_type": positions} | fields | {"normalization_type": norm}
         return HookedTransformerConfig(**fields | changes)  # type: ignore[return-value]
 
     def read(self, cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:

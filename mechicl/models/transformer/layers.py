@@ -36,7 +36,8 @@ class MLP(BlockPart):
         assert cfg.d_mlp is not None
         self.act_fn = SOLU[cfg.act_fn] if cfg.act_fn in SOLU else ELEMENTWISE[cfg.act_fn]
         self.gated = cfg.gated_mlp
-        self.ln = LayerNorm(cfg, cfg.d_mlp, cfg.normalization_type or "LN") if cfg.act_fn == "solu_ln" else None
+        kind = "LN" if cfg.normalization_type == "LN" else "LNPre"  # as in TransformerLens
+        self.ln = LayerNorm(cfg, cfg.d_mlp, kind) if cfg.act_fn == "solu_ln" else None
         if self.ln is not None:
             self.hook_mid = HookPoint()
         shapes = {"W_in": (cfg.d_model, cfg.d_mlp), "b_in": (cfg.d_mlp,)}

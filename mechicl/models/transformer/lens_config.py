@@ -26,6 +26,10 @@ RENAMED = {
 # buffers of TransformerLens' attention, which follow from the config
 SCALED = ("NTK_by_parts_", "NTK_original_", "yarn_")
 """Beginnings of TransformerLens' fields that are `rope_scaling` here."""
+REWRITTEN = (
+    "use_normalization_before_and_after", "use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor"
+)  # fmt: skip
+"""Other fields of TransformerLens that have another form here."""
 DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 
 

@@ -14,10 +14,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch, squared_error
 from mechicl.base.settings import settings
+from mechicl.models import TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.agreement import COMPONENTS, TOLERANCE, agreement_of
 from tests.analysis.interventions.oracles import hook_name, model_of, pair, recorded, run
 from tests.families import open_family, place_of, putting, token_ids
+from tests.strategies import random_model
 
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 FIRST = {"prediction": lambda predictions: predictions[:, 0]}
@@ -231,3 +235,19 @@ def test_each_component_is_right_or_refused(family):
             assert agreement.refusal is None, component
             assert agreement.difference is not None
             assert agreement.difference < TOLERANCE, component
+
+
+def test_states_are_attributed_position_by_position():
+    """Later states follow from earlier ones: gradients at all of them, added up, count an effect several times."""
+    cfg = TransformerConfig(
+        x_dim=3, n_context=5, n_layers=2, d_model=6, prompt_format="interleaved", keys="causal", attention="delta",
+        read_in="linear", read_out="linear", use_attn_state=True, dtype="float64",
+    )  # fmt: skip
+    model = random_model(cfg)
+    clean = LinearRegression(x_dim=3, n_context=5).sample(4, seed=0, dtype=torch.float64)
+    corrupted = Prompts(clean.xs, clean.ys + 1e-6 * torch.randn(clean.ys.shape, dtype=torch.float64))
+    with pytest.raises(ValueError, match="cannot be added up over positions"):
+        attribute(model, clean, corrupted, "state", progress=False)
+    given = (model, clean, corrupted, "state", ("layer", "pos"))
+    estimate, real = (each(*given, progress=False).effect() for each in (attribute, patch))
+    assert (estimate - real).abs().max() < 1e-4 * real.abs().max()

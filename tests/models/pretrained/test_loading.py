@@ -233,6 +233,8 @@ def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:
     {"act_fn": "solu_ln", "normalization": "LNPre"},
     {"attn_only": True, "normalization_type": "LN", "shortformer_pos": True},
     {"normalization": "LN", "final_rms": True},
+    {"normalization_type": "LN", "parallel_attn_mlp": True, "output_logits_soft_cap": 0.5, "eps": 0.3, "lr": 0.1},
+    {"normalization_type": "LN", "attention_dir": "bidirectional", "attn_scale": 5.0, "dtype": "torch.float64"},
 ])  # fmt: skip
 @torch.no_grad()
 def test_models_of_transformer_lens(tmp_path, config):
@@ -241,6 +243,9 @@ def test_models_of_transformer_lens(tmp_path, config):
     if fields.pop("shortformer_pos", False):
         fields["positional_embedding_type"] = "shortformer"
     fields["d_mlp"] = None if fields["attn_only"] else 12
+    described = {fields.pop(name, None) for name in ("lr", "dtype")}  # the training, and the file
+    assert described
+    fields |= {"keys": "full"} if fields.pop("attention_dir", "causal") == "bidirectional" else {}
     model = HookedTransformer(TransformerConfig(**fields), seed=1)
     weights = {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
     weights["unembed.b_U"] = torch.zeros(D_VOCAB)
