@@ -104,6 +104,8 @@ def sample_batch(
             prompts = prompts[share]
         by_model.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
+    if len(by_model) > 1 and isinstance(by_model[0], Tables):  # each batch has another number of rows
+        raise ValueError("models of tables train one seed at a time: give seeds=(0,), and join the runs (mechicl join)")
     joined = type(by_model[0]).concatenate(by_model) if len(by_model) > 1 else by_model[0]
     tokens, targets = examples(model, joined, config.loss_at)
     sizes = (len(by_model), len(by_model[0]))

@@ -7,7 +7,7 @@ import torch
 from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.tasks.sampling import QuickGenerator
-from mechicl.training import Curriculum, Ramp, data
+from mechicl.training import PRESETS, Curriculum, Ramp, data, train
 from mechicl.training.data import (
     TIMED_BATCHES,
     batches,
@@ -219,3 +219,9 @@ def test_losses_of_regression_are_mean_squared_errors(shape):
     outputs, targets = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     expected = [math.fsum(((a - b) ** 2).flatten().tolist()) / a.numel() for a, b in zip(outputs, targets, strict=True)]
     assert losses(outputs, targets).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_seeds_of_a_table_model_are_refused(tmp_path):
+    config = PRESETS["table-regression"].replace(seeds=(0, 1), steps=1, batch_size=2, eval_prompts=2)
+    with pytest.raises(ValueError, match="train one seed at a time"):
+        train(config, tmp_path, progress=False)
