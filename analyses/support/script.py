@@ -102,7 +102,8 @@ class Script:
             results, words = self._with_control(args, results)
             how |= {"untrained": words}
             print(f"untrained control: {words}")
-        print(replace(results, data={**how, **results.data}).write(args.out, name))
+        # a report's data have the command of the checkpoint's training
+        print(replace(results, data={**how, **results.data, **how}).write(args.out, name))
 
     def _with_control(self, args: Any, results: Results) -> tuple[Results, str]:
         """The results with the same rows of untrained models, and words on what came of it."""

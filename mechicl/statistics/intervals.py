@@ -57,9 +57,8 @@ class Interval:
         elif 0 < size < 0.01 and not (half and math.isfinite(half)):
             number = ".4g"
         if (self.middle == "median" or self.cut) and math.isfinite(half):
-            sides = [side for side in (self.mean - self.low, self.high - self.mean) if side > 0]
-            if sides and min(sides) < half / 20:  # decimals of the longer side would round the other one away
-                number = ".3g"
+            if 0 < size < 10 ** (1 - digits) and min(size, abs(self.low)) < half / 100:
+                number = ".3g"  # decimals of the farther end would round the others away
             return f"{self.mean:{number}} ({self.low:{number}} to {self.high:{number}})"
         return f"{self.mean:{number}} ± {half:{width}}"
 
