@@ -98,8 +98,8 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
         threshold: in units of y; one larger than every residual gives least squares.
 
     Warns:
-        ConditioningWarning: weights still change notably in the last of 100 repetitions: `threshold` is a thousandth of
-            the residuals or less.
+        ConditioningWarning: the loss is not at its minimum after 100 repetitions, as may happen if `threshold` is a
+            thousandth of the residuals or less.
     """
     seen = earlier_points(prompts, at)
     unfinished: list[float] = []
@@ -131,17 +131,19 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
             candidates = torch.stack([weights + solved(b * shares + (1 - b) * quadratic, slope) for b in BLENDS])
             best = torch.stack([loss(each) for each in candidates]).nan_to_num(nan=torch.inf).argmin(0)
             before, weights = weights, candidates.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
-            change, size = (weights - before).abs().amax(-1), weights.abs().amax(-1)
-            if (change <= 1e-11 * size).all():
+            if ((weights - before).abs().amax(-1) <= 1e-11 * weights.abs().amax(-1)).all():
                 break
-        unfinished.extend((change / size.clamp(min=1e-300)).flatten().tolist())
+        # weights may move for ever where several have the least loss; the slope of the loss is 0 there
+        pull = ((residuals_of(weights).clamp(-threshold, threshold) * seen)[..., None, :] @ xs[:, None, None]).abs()
+        most = threshold * (seen.double()[:, None] @ xs.abs()[:, None, None])
+        unfinished.extend((pull / most.clamp(min=1e-300)).amax((-2, -1)).flatten().tolist())
         return linear_trajectory(part, weights.permute(0, 2, 3, 1), "Huber", at, with_weights)
 
     trajectory = in_parts(prompts, seen.numel() * prompts.x_dim**2 * prompts.y_dim, run)
     if max(unfinished, default=0.0) > LOST:
         warn(
-            f"huber(threshold={threshold:.3g}) still changes weights by {max(unfinished):.1g} of the largest after "
-            f"{MAX_REWEIGHTINGS} repetitions: a larger threshold converges sooner",
+            f"huber(threshold={threshold:.3g}) has not converged after {MAX_REWEIGHTINGS} repetitions: the slope of "
+            f"its loss is up to {max(unfinished):.1g} of the largest possible. A larger threshold converges sooner",
             ConditioningWarning,
         )
     return trajectory

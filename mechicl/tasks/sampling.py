@@ -238,7 +238,7 @@ class Distribution(ABC, Generic[_Batch]):
         for size in ("n_context", "x_dim", "y_dim"):
             declared, drawn = getattr(self, size, None), getattr(batch, size, None)
             if None not in (declared, drawn) and declared != drawn:
-                raise ArgumentError(f"{name} must return prompts of {size}={declared}, as the task requires, got {drawn}")
+                raise ArgumentError(f"{name} must return prompts of {size}={declared}, the task's, got {drawn}")
         return batch
 
 

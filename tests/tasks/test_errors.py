@@ -203,7 +203,7 @@ class FaultyTask(tasks.LinearRegression):
 @pytest.mark.parametrize(("fault", "message"), [
     ("raises", "_sample of FaultyTask failed: KeyError: 'weights'"),
     ("fewer", r"_sample of FaultyTask must return 5 prompts as Prompts, got Prompts\(n_prompts=4"),
-    ("shorter", "_sample of FaultyTask must return prompts of n_context=3, as the task requires, got 2"),
+    ("shorter", "_sample of FaultyTask must return prompts of n_context=3, the task's, got 2"),
     ("", r"_sample of FaultyTask must return 5 prompts as Prompts, got tensor"),
 ])  # fmt: skip
 def test_errors_of_a_user_s_task_name_it(fault, message):
