@@ -106,14 +106,14 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
 
     def run(part: Prompts) -> Trajectory:
         xs, ys = part.xs.detach().double(), part.ys.detach().double().mT[:, :, None]  # [prompt y 1 point]
-        weights = xs.new_zeros(len(part), part.y_dim, len(seen), part.x_dim)
+        each = (len(part), part.y_dim, len(seen), -1)  # [prompt y t point]
 
         def solved(shares: Tensor, right: Tensor) -> Tensor:
-            weighted = (shares.expand(*weights.shape[:3], -1)[..., None] * xs[:, None, None]).mT  # [prompt y t x point]
+            weighted = (shares.expand(each)[..., None] * xs[:, None, None]).mT  # [prompt y t x point]
             second = weighted @ xs[:, None, None]
             total = second.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
             second = second + 1e-13 * total * torch.eye(part.x_dim).to(xs)
-            cross = (right.expand(*weights.shape[:3], -1) * seen)[..., None, :] @ xs[:, None, None]
+            cross = (right.expand(each) * seen)[..., None, :] @ xs[:, None, None]
             return torch.linalg.solve_ex(second, cross.mT)[0][..., 0].nan_to_num()
 
         def residuals_of(weights: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
             shares = seen * (threshold / residuals.abs().clamp(min=1e-300)).clamp(max=1)
             quadratic, slope = seen * (residuals.abs() <= threshold), residuals.clamp(-threshold, threshold)
             candidates = torch.stack([weights + solved(b * shares + (1 - b) * quadratic, slope) for b in BLENDS])
-            best = torch.stack([loss(each) for each in candidates]).nan_to_num(nan=torch.inf).argmin(0)
+            best = torch.stack([loss(candidate) for candidate in candidates]).nan_to_num(nan=torch.inf).argmin(0)
             before, weights = weights, candidates.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
             if ((weights - before).abs().amax(-1) <= 1e-11 * weights.abs().amax(-1)).all():
                 break

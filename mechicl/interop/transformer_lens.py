@@ -106,23 +106,19 @@ def _check_representable(cfg: TransformerConfig) -> None:
 
 def _buffers(cfg: TransformerConfig) -> _Weights:
     device = torch.device(cfg.device)
-    buffers = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
-    buffers["IGNORE"] = torch.tensor(-torch.inf, device=device)
-    by_layer = [dict(buffers) for _ in range(cfg.n_layers)]
-    if cfg.positional_embedding_type == "rotary":
-        precise = torch.promote_types(cfg.torch_dtype, torch.float32)
-        exponents = torch.arange(cfg.rotary_dim // 2, dtype=precise, device=device) / (cfg.rotary_dim / 2)
-        for layer, of_layer in enumerate(by_layer):
-            is_local = cfg.use_local_attn and cfg.attn_types is not None and cfg.attn_types[layer] == "local"
-            base = cfg.rotary_base_local if is_local and cfg.rotary_base_local is not None else cfg.rotary_base
-            wavelengths = base**exponents
+    buffers = {}
+    for layer in range(cfg.n_layers):
+        of_layer = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
+        of_layer["IGNORE"] = torch.tensor(-torch.inf, device=device)
+        if cfg.positional_embedding_type == "rotary":
+            precise = torch.promote_types(cfg.torch_dtype, torch.float32)
+            exponents = torch.arange(cfg.rotary_dim // 2, dtype=precise, device=device) / (cfg.rotary_dim / 2)
+            wavelengths = cfg.for_layer(layer).rotary_base ** exponents
             twice = wavelengths.repeat_interleave(2) if cfg.rotary_adjacent_pairs else wavelengths.repeat(2)
             angles = torch.arange(cfg.n_ctx, dtype=precise, device=device)[:, None] / twice
             of_layer |= {"rotary_sin": angles.sin().to(cfg.torch_dtype), "rotary_cos": angles.cos().to(cfg.torch_dtype)}
-    return {
-        f"blocks.{layer}.attn.{name}": buffer.clone()
-        for layer, of_layer in enumerate(by_layer) for name, buffer in of_layer.items()
-    }  # fmt: skip
+        buffers |= {f"blocks.{layer}.attn.{name}": buffer for name, buffer in of_layer.items()}
+    return buffers
 
 
 def _fields(cfg: TransformerConfig) -> dict[str, Any]:

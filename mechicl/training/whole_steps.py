@@ -102,6 +102,7 @@ class WholeStep:
         self.drawn = self._traceable_draws()
         numbers = range(1, 1 if self.on_gpu or shard[1] > 1 else threads + 1)
         self.n_parts = max((n for n in numbers if config.batch_size % n == 0), default=1)
+        self.threads = ThreadPoolExecutor(self.n_parts, "mechicl-passes")  # one for all shapes; they start when needed
 
     @property
     def on_gpu(self) -> bool:
@@ -154,7 +155,6 @@ class WholeStep:
             return self._graph(self._step, inputs)
         numbers = inputs[self.n_state :]
         prompts: _Compiled = (lambda *batch: batch) if self.drawn is None else self._graph(self._prompts, numbers)
-        threads = ThreadPoolExecutor(self.n_parts, "mechicl-passes")
 
         def parts(tokens: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, ...]]:
             shares = self._shares_of_parts(targets)
@@ -164,16 +164,18 @@ class WholeStep:
         first = next(parts(*prompts(*numbers)))
         passes = self._graph(self._gradient, (self.weights, *first))
         results = passes(self.weights, *first)  # compiles it, before threads do
-        update = self._graph(self._update, (*results, *inputs[: self.n_state])) if self.updates else passes
+        update = self._graph(self._update, (*results, *inputs[: self.n_state])) if self.updates else None
 
         @torch.no_grad()  # holds for one thread
         def pass_of(part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return passes(self.weights, *part)
 
         def step(*inputs: Tensor) -> tuple[Tensor, ...]:
-            each = list(threads.map(pass_of, parts(*prompts(*inputs[self.n_state :]))))
+            each = list(self.threads.map(pass_of, parts(*prompts(*inputs[self.n_state :]))))
             step_losses, gradient = (torch.stack(of_part).sum(0) for of_part in zip(*each, strict=True))
-            return update(step_losses, gradient, *inputs[: self.n_state]) if self.updates else (step_losses, gradient)
+            if update is None:
+                return step_losses, gradient
+            return update(step_losses, gradient, *inputs[: self.n_state])
 
         return step
 

@@ -276,7 +276,7 @@ def verdict_figure(
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
-    distances = [_above_floor(identified.distance(match)) for match in shown]
+    distances = [_above_floor(identified.distance(each)) for each in shown]
     first = "nearest" if identified.answer.name == NONE else "named"
 
     def kind_of(each: FamilyMatch) -> str:

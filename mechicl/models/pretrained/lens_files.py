@@ -18,14 +18,7 @@ from mechicl.base.tensor_files import read_torch_file
 from mechicl.models.pretrained.conversion import convert_weights
 from mechicl.models.pretrained.families import Family
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED
-from mechicl.models.transformer.lens_config import (
-    FIELDS,
-    REWRITTEN,
-    SCALED,
-    HookedTransformerConfig,
-    current_names,
-)
+from mechicl.models.transformer.lens_config import HookedTransformerConfig, current_names, known_fields
 
 OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 """Beginnings of these models' names on the hub."""
@@ -62,12 +55,9 @@ class LensFiles:
         norm = self.config.get("normalization", self.config.get("normalization_type"))
         if missing:
             raise ValueError(f"config.json of {self.name} lacks {missing}")
-        # fields of neither package are notes on the training; the weights decide dtype and device
-        known = {*FIELDS, *UNCOMPUTED, *DESCRIPTIVE} - {"dtype", "device"}
-        fields = {
-            name: value for name, value in self.config.items()
-            if name in known or name in REWRITTEN or name.startswith(SCALED)
-        }  # fmt: skip
+        fields = known_fields(self.config)
+        for decided_by_weights in ("dtype", "device"):
+            fields.pop(decided_by_weights, None)
         positions = "shortformer" if self.config.get("shortformer_pos") else "standard"
         fields = {"positional_embedding_type": positions} | fields | {"normalization_type": norm}
         return HookedTransformerConfig(**fields | changes)  # type: ignore[return-value]

@@ -26,10 +26,6 @@ RENAMED = {
 # buffers of TransformerLens' attention, which follow from the config
 SCALED = ("NTK_by_parts_", "NTK_original_", "yarn_")
 """Beginnings of TransformerLens' fields that are `rope_scaling` here."""
-REWRITTEN = (
-    "use_normalization_before_and_after", "use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor"
-)  # fmt: skip
-"""Other fields of TransformerLens that have another form here."""
 DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 
 
@@ -101,12 +97,14 @@ def read_lens_config(cfg: Any) -> TransformerConfig:
     if isinstance(cfg, Mapping):
         return HookedTransformerConfig(**cfg)
     if not isinstance(cfg, type) and hasattr(cfg, "n_layers") and hasattr(cfg, "d_model") and hasattr(cfg, "__dict__"):
-        known = (FIELDS | set(UNCOMPUTED) | set(DESCRIPTIVE)) - {"tie_word_embeddings"}  # state dicts have both
-        given = {
-            name: value for name, value in vars(cfg).items() if name in known or name.startswith(("NTK_", "yarn_"))
-        }
-        return HookedTransformerConfig(**given)
+        return HookedTransformerConfig(**known_fields(vars(cfg)))
     raise TypeError(f"cfg must be a TransformerConfig or TransformerLens' fields, got {type(cfg).__name__}")
+
+
+def known_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a config of TransformerLens or ours has; others are notes on the training."""
+    known = {*FIELDS, *UNCOMPUTED, *DESCRIPTIVE} - {"tie_word_embeddings"}  # state dicts have both
+    return {name: value for name, value in given.items() if name in known or name.startswith(("NTK_", "yarn_"))}
 
 
 def _ours(fields: Mapping[str, Any]) -> dict[str, Any]:
