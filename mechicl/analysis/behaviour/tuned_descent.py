@@ -15,7 +15,7 @@ from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, Spectral
 from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
-SMALL, LARGE = 1e-6, 1e6  # the search is over logarithms of parameters: the smallest value stands for 0
+SMALL, LARGE = 1e-6, 1e6  # the search is over logarithms: no parameter is negative, the smallest value stands for 0
 
 
 @checked
@@ -123,10 +123,10 @@ def _descend(
         (slope,) = torch.autograd.grad(loss, values)
         return loss.item(), slope.nan_to_num(0.0).double().numpy()
 
-    logs = np.log(np.clip(np.array(start, dtype=np.float64), SMALL, LARGE))
+    logs = np.log(np.clip(np.abs(np.array(start, dtype=np.float64)), SMALL, LARGE))
     bounds = [(math.log(SMALL), math.log(LARGE))] * len(logs)
     fit = scipy.optimize.minimize(
-        error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20 + 4 * len(logs)}
+        error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 250}
     )
     return np.exp(fit.x).tolist(), float(fit.fun)
 

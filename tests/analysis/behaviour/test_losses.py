@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,6 +184,21 @@ def test_a_clip_that_nothing_reaches_changes_nothing(per_step):
     a, b = (learner.hyperparameters["step_size"] for learner in (plain, expected))
     assert a == pytest.approx(b, rel=1e-2)
     assert plain.gammas == [0.0]
+
+
+def test_a_first_step_that_is_negative_without_a_clip_does_not_end_the_search_with_one():
+    prompts = LinearRegression().sample(128, seed=3, dtype=torch.float64)
+    unclipped = list(tuned_descent(prompts, 5, gamma=True, per_step=True).hyperparameters.values())
+    assert unclipped[0] < 0
+
+    def error(logs):
+        values = (np.abs(unclipped) * np.exp(logs)).tolist()
+        learner = ClippedDescent(values[:5], [*values[5:], 0.0], 10.0, {})
+        return squared_errors(learner, prompts).mean().item()
+
+    simple = scipy.optimize.minimize(error, np.zeros(9), method="BFGS", options={"maxiter": 30})
+    found = squared_errors(tuned_clipped_descent(prompts, 5, 10.0, gamma=True, per_step=True), prompts).mean()
+    assert found < simple.fun * 1.02
 
 
 def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
