@@ -59,7 +59,7 @@ class TrainingConfig:
             on a GPU with CUDA graphs. On a CPU it needs a C++ compiler. A resumed run is the same bit for bit, with a
             fused pass or on a GPU to rounding. It takes seconds to a few minutes before the first step. None compiles
             only where a run on the CPU is long enough to profit and compiled steps prove faster at its start; never
-            with `routes="rule"`, a curriculum, interventions or a `target_loss`, with which a run may soon end.
+            with `routes="rule"`, a curriculum or interventions. With a `target_loss`, an eighth of the steps counts.
         routes: how a run on the CPU chooses between routes that compute the same steps to rounding (number of threads,
             order of products, layout in memory): "measured" times them at the start, "rule" decides by sizes alone, so
             that the same config gives the same bits again; None measures only for runs that are long enough to profit.

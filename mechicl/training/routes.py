@@ -25,6 +25,7 @@ ROUTE_MARGIN = 1.05  # a route replaces the rule's if that takes this many times
 SECONDS, ROUNDS = 1.5, (3, 15)  # of timing a choice, and bounds on the passes of each candidate
 COMPILE_SECONDS = 4.0, 2.5  # about as long takes compiling a step on two cores: without layers, and for each layer
 AGAIN = 0.3  # part of this time if torch's cache has the step
+TO_TARGET = 0.125  # part of its steps that a run with a target loss is expected to need
 SAVED = 0.5  # part of a step's time that is expected to be saved; the compiled step is timed before it is taken
 STEPS_PER_CANDIDATE = 500  # of the shortest run that is measured: at least five passes of each candidate are timed
 
@@ -96,7 +97,7 @@ def choose_route(
     routes = [replace(route, threads=number) for number in (rule.threads, *numbers) for route in passes.routes]
     if config.routes is None and config.steps < STEPS_PER_CANDIDATE * len(routes):
         routes = [rule]
-    changes = config.curriculum is not None or config.interventions or config.target_loss is not None
+    changes = config.curriculum is not None or config.interventions
     changes = changes or config.mixed_precision != "no"  # accelerate prepares the model for it after the choice
     if config.compile is not None or changes or config.steps < STEPS_PER_CANDIDATE:
         compiled_seconds = None
@@ -108,7 +109,8 @@ def choose_route(
     at_start, per_layer = COMPILE_SECONDS
     compiling = at_start + per_layer * (getattr(config.model, "n_layers", None) or 1)
     compiling *= AGAIN if was_compiled(config) else 1
-    if compiled_seconds is None or SAVED * config.steps * seconds <= compiling:
+    steps = config.steps * (1 if config.target_loss is None else TO_TARGET)
+    if compiled_seconds is None or SAVED * steps * seconds <= compiling:
         return best
     compiled = Route(threads=threads, compiled=True)
 

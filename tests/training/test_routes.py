@@ -96,6 +96,7 @@ LONG = THREE_LAYERS.replace(steps=10_000, save_every=10_000)
     (LONG.replace(steps=2000), 0.005, None),  # 10 s would be saved, and compiling takes 11.5
     (LONG.replace(compile=False), 0.005, None),
     (LONG.replace(target_loss=0.1), 0.005, None),  # may end soon
+    (LONG.replace(target_loss=0.1, steps=20_000), 0.005, True),
     (LONG.replace(mixed_precision="bf16"), 0.005, None),
     (LONG.replace(routes="rule"), 0.005, None),
 ])  # fmt: skip
