@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import checked
 from mechicl.base.optimizers import Adam, Unguarded
+from mechicl.base.precision import at_least_float32
 
 OptimizerName = Literal["adam", "soap"]
 TIE = 1e-6  # relative to their mean, eigenvalues that differ by less count as equal
@@ -38,8 +39,11 @@ def adam_update(gradient: Tensor, state: dict[str, Tensor], settings: dict[str, 
     """Adam's step by torch's formula, to be subtracted from the weights; for code that is compiled. Changes `state`."""
     beta, beta_2 = settings["betas"]
     step = state["step"].add_(1).double()
-    mean = state["exp_avg"].lerp_(gradient, 1 - beta)
-    second = state["exp_avg_sq"].mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
+    gradient = at_least_float32(gradient)  # its square may be 0 in float16, and eps is
+    mean = state["exp_avg"].to(gradient).lerp(gradient, 1 - beta)
+    second = state["exp_avg_sq"].to(gradient).mul(beta_2).addcmul(gradient, gradient, value=1 - beta_2)
+    state["exp_avg"].copy_(mean)
+    state["exp_avg_sq"].copy_(second)
     root = second.sqrt() / (1 - beta_2**step).sqrt() + settings["eps"]
     return rate / (1 - beta**step) * mean / root
 

@@ -82,6 +82,16 @@ def test_whole_steps_train_the_same_models_as_single_operations(tmp_path, monkey
 
 
 @pytest.mark.usefixtures("traced_only")
+def test_whole_steps_in_float16_train_as_single_operations_do(tmp_path):
+    """There, Adam's eps and small squares of gradients would be 0."""
+    config = small(model=EXACT.replace(dtype="float16"), steps=20, eval_every=10)
+    plain, whole = (
+        train(config.replace(compile=compiled), tmp_path / str(compiled), progress=False) for compiled in (False, True)
+    )
+    assert_close(weights(whole, 0), weights(plain, 0), atol=2e-3)
+
+
+@pytest.mark.usefixtures("traced_only")
 def test_models_that_diverge_stop_and_the_others_are_unchanged(tmp_path):
     config = small(seeds=(0, 1), steps=6, eval_every=2, save_every=2)
     both = config.replace(more_tasks=(BlowsUp(x_dim=3, n_context=4),))
