@@ -182,6 +182,8 @@ class Kind:
         parts = {part.name: part for part in self.parts if part.name not in self._missing}
         if sections is None:
             return [part for name, part in parts.items() if name not in self._slow]
+        if not sections:
+            raise ValueError(f"name one section or more, or leave sections out; this report has {', '.join(parts)}")
         if unknown := [name for name in sections if name not in parts]:
             reasons = "".join(f"; {n} is left out here: {self._missing[n]}" for n in unknown if n in self._missing)
             raise ValueError(

@@ -55,8 +55,8 @@ def report_language(
     The `language` comes from `load_language_model`; `tasks` are names in `mechicl.text.WORD_TASKS`, by default all, or
     five with `quick`, which also takes fewer prompts and random heads.
     """
-    chosen = tuple(tasks or (QUICK_TASKS if quick else WORD_TASKS))
-    if unknown := [name for name in chosen if name not in WORD_TASKS]:
+    chosen = tuple((QUICK_TASKS if quick else WORD_TASKS) if tasks is None else tasks)
+    if (unknown := [name for name in chosen if name not in WORD_TASKS]) or not chosen:
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
     chosen, most, left_out = _that_fit(language, chosen)
     shots = tuple(n for n in ((0, 2, 8, 16) if quick else (0, 2, 4, 8, 16)) if n <= most)

@@ -376,6 +376,8 @@ def test_a_wrapped_module_is_opened_as_far_as_it_goes(tmp_path: Path):
 def test_the_error_for_an_unknown_section_lists_the_sections(tmp_path: Path):
     with pytest.raises(ValueError, match="no section 'heads'; it has loss, algorithm, shifts; heads is left out here"):
         mechicl.report(AlgorithmLearner(algorithms.ols), STUDY_TASK, tmp_path, sections=["heads"], progress=False)
+    with pytest.raises(ValueError, match="name one section or more, or leave sections out; this report has loss, algo"):
+        mechicl.report(AlgorithmLearner(algorithms.ols), STUDY_TASK, tmp_path, sections=[], progress=False)
 
 
 def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
