@@ -265,7 +265,7 @@ class WholeStep:
 
 def mark_of_compiled(config: TrainingConfig) -> Path:
     """A file in torch's cache of compiled code, there if a step like this run's was compiled with that cache."""
-    like = ("task", "more_tasks", "model", "batch_size", "optimizer", "gradient_clip", "weight_decay")
+    like = ("task", "more_tasks", "model", "loss", "batch_size", "optimizer", "gradient_clip", "weight_decay")
     data = config.to_dict()
     what = [torch.__version__, len(config.seeds), *(data[name] for name in like)]
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's own function takes a second to import
