@@ -54,10 +54,14 @@ GPT2 = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=
 
 
 class OfPreset:
-    """Trainings of `gpt2-8l`."""
+    """Trainings of a GPT-2 style preset; with its own size alone, so that all have one batch size and optimiser."""
 
-    def __init__(self, compiled: bool = False):
-        self.config = GPT2.replace(compile=compiled)
+    def __init__(self, compiled: bool = False, preset: str = "gpt2-8l"):
+        own, known = PRESETS[preset], preset == "gpt2-8l"
+        # timing the routes of the large one would take minutes
+        self.config = GPT2.replace(
+            task=own.task, model=own.model, compile=compiled, routes="measured" if known else "rule"
+        )
 
     def steps_per_second(self, steps: int) -> float:
         return steps_per_second(self.config.replace(steps=steps))

@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 def training(kind: str) -> Loop:
     """A plain loop of training, with fused Adam: the mean squared error at all points."""
-    model = OnPoints(nn.Sequential(*(Layer(kind) for _ in range(LAYERS)), nn.LayerNorm(WIDTH)), WIDTH)
+    model = OnPoints(nn.Sequential(*(Layer(kind) for _ in range(LAYERS)), nn.LayerNorm(WIDTH)), X_DIM, WIDTH)
 
     def loss() -> Tensor:
         xs = torch.randn(BATCH_SIZE, N_CONTEXT + 1, X_DIM)

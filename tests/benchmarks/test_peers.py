@@ -1,5 +1,7 @@
 """Peers compute what ours do, so that their times are of the same work."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.scripts import import_script
 
 learners = import_script("benchmarks.learners")
 gpt2, torch_twins = import_script("benchmarks.gpt2_twins"), import_script("benchmarks.torch_twins")
+SIZE = gpt2.SIZES["gpt2-8l"]
 our_training, recurrent = import_script("benchmarks.our_training"), import_script("benchmarks.recurrent_twins")
 
 
@@ -51,28 +54,38 @@ def test_the_plain_loop_attends_as_our_model(prompts):
         np.testing.assert_allclose(plain(tokens), model.predict(prompts)[:, 0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("make", [lambda: gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh"), gpt2.OfTorch])
+@pytest.mark.parametrize(
+    "make", [lambda: gpt2.OfTransformers(SIZE, "sdpa", "gelu_pytorch_tanh"), lambda: gpt2.OfTorch(SIZE)]
+)
 def test_models_on_points_read_the_points_before_alone(make):
     torch.manual_seed(0)
-    model = gpt2.OnPoints(make()).eval()
-    xs, ys = torch.randn(2, gpt2.N_CONTEXT + 1, gpt2.X_DIM), torch.randn(2, gpt2.N_CONTEXT + 1)
+    model = gpt2.OnPoints(make(), SIZE.x_dim, SIZE.width).eval()
+    xs, ys = torch.randn(2, SIZE.n_context + 1, SIZE.x_dim), torch.randn(2, SIZE.n_context + 1)
     with torch.no_grad():
         before = model(xs, ys)
         ys[:, 10] += 1  # the label of a point, which its own prediction must not see
         after = model(xs, ys)
-    assert before.shape == (2, gpt2.N_CONTEXT + 1)
+    assert before.shape == (2, SIZE.n_context + 1)
     np.testing.assert_allclose(before[:, :11], after[:, :11], rtol=1e-4, atol=1e-5)
     assert (before[:, 11:] - after[:, 11:]).abs().max() > 1e-4
 
 
-def test_the_peer_has_our_size():
-    peer = gpt2.OnPoints(gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh"))
-    unused = peer.backbone.model.wte.weight.numel() + gpt2.WIDTH  # embeddings of tokens, and one more position
-    config = our_training.GPT2
+@pytest.mark.parametrize("preset", gpt2.SIZES)
+def test_the_peer_has_our_size(preset):
+    size, config = gpt2.SIZES[preset], our_training.OfPreset(preset=preset).config
+    with torch.device("meta"):
+        peer = gpt2.OnPoints(gpt2.OfTransformers(size, "sdpa", "gelu_pytorch_tanh"), size.x_dim, size.width)
+    unused = peer.backbone.model.wte.weight.numel() + size.width  # embeddings of tokens, and one more position
     ours = HookedTransformer(config.model, seed=0)
     assert sum(p.numel() for p in peer.parameters()) - unused == sum(p.numel() for p in ours.parameters())
-    sizes = (config.batch_size, config.task.x_dim, config.task.n_context, config.model.n_layers, config.model.n_heads)
-    assert sizes == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT, gpt2.LAYERS, gpt2.HEADS)
+    sizes = (
+        config.task.x_dim,
+        config.task.n_context,
+        config.model.d_model,
+        config.model.n_layers,
+        config.model.n_heads,
+    )
+    assert (config.batch_size, *sizes) == (gpt2.BATCH_SIZE, *dataclasses.astuple(size))
 
 
 @pytest.mark.parametrize("kind", ["delta", "gated_linear", "mamba2", "mesa"])
