@@ -14,12 +14,11 @@ from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import descent_layers
 from mechicl import viz
 from mechicl.analysis import connect_modes
-from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import LossPath
 from mechicl.analysis.weights.paths import PathKind
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.descent import TRIM, TRIMMED
+from mechicl.reports.descent import TRIM, TRIMMED, tuned_references
 from mechicl.reports.rows import as_text, over_seeds_and_prompts
 from mechicl.tasks import LinearRegression
 
@@ -37,9 +36,9 @@ def compare(args: Any) -> Comparison:
     pairs = list(itertools.combinations(range(len(models)), 2))
     if not pairs:
         raise ValueError(f"{checkpoint.name} has one seed only: a path between seeds needs two")
-    steps = models[0].cfg.n_layers
-    learner = tuned_descent(task.sample(8192, seed=2**31 + 1, dtype=torch.float64), steps, gamma=True, per_step=True)
-    tuned = descent_layers(learner, steps, x_dim=task.x_dim, n_context=task.n_context)
+    steps, clip = models[0].cfg.n_layers, models[0].cfg.token_clip
+    learner = tuned_references(task, steps, False, clip)[f"GD++, {steps} steps, each its own"]
+    tuned = descent_layers(learner, steps, clip, x_dim=task.x_dim, n_context=task.n_context)
     by_end: dict[str, list[dict[str, LossPath]]] = {
         "between seeds": [_connect(models[i], models[j], task, args, curved=False) for i, j in pairs],
         "to tuned GD++": [_connect(model, tuned, task, args, curved=True) for model in models],

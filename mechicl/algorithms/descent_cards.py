@@ -107,7 +107,7 @@ def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: b
                 break  # exact: no other start comes nearer
         screened.sort(key=lambda fit: fit[1])
         on_whole = partial(family, eigenvalues=whole.eigenvalues)
-        polished = (whole.descend(on_whole, parameters, evaluations=30) for parameters, _ in screened[:2])
+        polished = (whole.descend(on_whole, parameters, evaluations=100) for parameters, _ in screened[:2])
         return min(polished, key=lambda fit: fit[1])[0]
 
     few = spectral.first(SCREENING)

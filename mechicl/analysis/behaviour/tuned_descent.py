@@ -125,9 +125,7 @@ def _descend(
 
     logs = np.log(np.clip(np.abs(np.array(start, dtype=np.float64)), SMALL, LARGE))
     bounds = [(math.log(SMALL), math.log(LARGE))] * len(logs)
-    fit = scipy.optimize.minimize(
-        error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 250}
-    )
+    fit = scipy.optimize.minimize(error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 250})
     return np.exp(fit.x).tolist(), float(fit.fun)
 
 

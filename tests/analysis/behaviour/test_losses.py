@@ -186,19 +186,27 @@ def test_a_clip_that_nothing_reaches_changes_nothing(per_step):
     assert plain.gammas == [0.0]
 
 
+def error_of(logs, unit, clip, prompts):
+    values = (unit * np.exp(logs)).tolist()
+    return squared_errors(ClippedDescent(values[:5], [*values[5:], 0.0], clip, {}), prompts).mean().item()
+
+
 def test_a_first_step_that_is_negative_without_a_clip_does_not_end_the_search_with_one():
     prompts = LinearRegression().sample(128, seed=3, dtype=torch.float64)
     unclipped = list(tuned_descent(prompts, 5, gamma=True, per_step=True).hyperparameters.values())
     assert unclipped[0] < 0
-
-    def error(logs):
-        values = (np.abs(unclipped) * np.exp(logs)).tolist()
-        learner = ClippedDescent(values[:5], [*values[5:], 0.0], 10.0, {})
-        return squared_errors(learner, prompts).mean().item()
-
-    simple = scipy.optimize.minimize(error, np.zeros(9), method="BFGS", options={"maxiter": 30})
+    args = np.abs(unclipped), 10.0, prompts
+    simple = scipy.optimize.minimize(error_of, np.zeros(9), args, method="BFGS", options={"maxiter": 30})
     found = squared_errors(tuned_clipped_descent(prompts, 5, 10.0, gamma=True, per_step=True), prompts).mean()
     assert found < simple.fun * 1.02
+
+
+def test_no_further_search_improves_tuned_descent():
+    prompts = LinearRegression().sample(512, seed=1, dtype=torch.float64)
+    values = np.array([*tuned_descent(prompts, 5, gamma=True, per_step=True).hyperparameters.values()])
+    args = values, math.inf, prompts
+    further = scipy.optimize.minimize(error_of, np.zeros(9), args, method="BFGS", options={"maxiter": 100})
+    assert error_of(np.zeros(9), *args) < further.fun * 1.01
 
 
 def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
