@@ -77,7 +77,7 @@ def function_vectors(
 
     Each head's output at the last position is averaged over prompts with true labels and patched into prompts with
     shuffled labels. The mean outputs of the heads that raise the probability of the right answer most are summed to a
-    vector, which is then added to zero-shot prompts of other queries, after each layer. A head's output is what it adds
+    vector, which is then added to zero-shot prompts, after each layer. A head's output is what it adds
     to the stream, with the model's factors. Where the heads' sum is normed (Gemma 2, OLMo 2), it is the head's share of
     the normed sum: its summand, multiplied by the norm's weight and factor on that prompt. Source: Todd et al. 2024,
     "Function vectors in large language models", sections 2 and 3.
@@ -170,15 +170,19 @@ def task_vectors(
     Example:
         >>> task_vectors(language, "capitals").to_dataframe()
     """
-    draw = {"tokenizer": language.tokenizer, "task": task, "n_prompts": n_prompts}
-    zero = word_prompts(**draw, n_shots=0, seed=seed)
+    draw = {"tokenizer": language.tokenizer, "task": task, "seed": seed}
+    zero = word_prompts(**draw, n_shots=0, n_prompts=n_prompts)
     adapter = ModelAdapter(language.model, "query")
     results = []
     for labels in ("true", "shuffled"):
-        shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
-        streams = _streams_at_end(adapter, shown.ids)
+        shown = word_prompts(
+            **draw, n_shots=n_shots, n_prompts=n_prompts + 1, labels=labels
+        )  # zero's queries, one more
+        after = [[*range(i + 1, n_prompts + 1), *range(i)] for i in range(n_prompts)]
+        others = [next(j for j in each if shown.queries[j] != shown.queries[i]) for i, each in enumerate(after)]
+        streams = {name: stream[others] for name, stream in _streams_at_end(adapter, shown.ids).items()}
         results.append(_with_streams(adapter, zero, streams, progress))
-    few = word_prompts(**draw, n_shots=n_shots, seed=seed)
+    few = word_prompts(**draw, n_shots=n_shots, n_prompts=n_prompts)
     return TaskVectors(zero.task, *results, *(_probability(adapter, prompts) for prompts in (zero, few)))
 
 

@@ -205,12 +205,13 @@ def test_outputs_of_heads_are_what_they_add_to_the_stream(name):
 def test_task_vectors(language, hf_model):
     found = task_vectors(language, "antonyms", seed=1, progress=False, **DRAW)
     zero = word_prompts(language.tokenizer, "antonyms", n_shots=0, n_prompts=6, seed=1)
-    shown = word_prompts(language.tokenizer, "antonyms", **DRAW, seed=2)
+    shown = word_prompts(language.tokenizer, "antonyms", **{**DRAW, "n_prompts": 7}, seed=1)
+    assert all(a != b for a, b in zip(zero.queries, shown.queries[1:], strict=True))
     kept = []
     logits_of(hf_model, shown.ids, [(hf_model.model.layers[2], lambda stream: kept.append(stream) or stream)])
 
     def put(stream):
-        stream[:, -1] = kept[0][:, -1]
+        stream[:, -1] = kept[0][1:, -1]
         return stream
 
     expected = probability(logits_of(hf_model, zero.ids, [(hf_model.model.layers[2], put)]), zero.targets)
