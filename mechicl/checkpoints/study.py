@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
+from torch import Tensor
+from torch.nn.functional import nll_loss
 
 from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots, UnknownSeedError
 from mechicl.checkpoints.folders import load_checkpoint
 from mechicl.learners import Learners, squared_errors
 from mechicl.learners.learners import named_learners
-from mechicl.prompts import Prompts
+from mechicl.learners.token_learners import as_token_learner, sequence_batches
+from mechicl.prompts import Prompts, TokenSequences
 
 P = ParamSpec("P")
 _R = TypeVar("_R", covariant=True)
@@ -25,7 +28,8 @@ class Study:
     """A model, or several seeds of one, with its task: analyses and reports take it in place of a model and a task.
 
     Of several seeds, one is opened: `model`, the first of `models`. By default it is the one with the least held-out
-    loss; `chosen` has the rule.
+    loss (mean squared error, or cross entropy of tokens); if no loss is finite or the task's prompts are of another
+    kind, it is the first. `chosen` has the rule.
 
     Attributes:
         name: the checkpoint's name, or the model's.
@@ -160,6 +164,8 @@ class Study:
         if len(seeds) == 1:
             return 0, ""
         losses = self._losses(models)
+        if min(losses, default=torch.inf) == torch.inf:
+            return 0, f"The opened model is seed {seeds[0]}, the first of {len(seeds)}, whose losses were not compared."
         best = losses.index(min(losses))
         return best, f"The opened model is seed {seeds[best]}, which has the least held-out loss of {len(seeds)} seeds."
 
@@ -167,9 +173,19 @@ class Study:
         if self.checkpoint and self.checkpoint.final_losses and not self.is_own:
             return self.checkpoint.final_losses
         prompts = self.task.sample(N_CHOOSING, seed=CHOOSING_SEED)
-        if not isinstance(prompts, Prompts):
-            return [0.0] * len(models)
-        return [squared_errors(model, prompts).mean().nan_to_num(nan=torch.inf).item() for model in models]
+        if isinstance(prompts, TokenSequences):
+            found = [_cross_entropy(model, prompts, getattr(self.task, "d_vocab", 2)) for model in models]
+        else:
+            found = [squared_errors(model, prompts).mean() for model in models] if isinstance(prompts, Prompts) else []
+        return [loss.nan_to_num(nan=torch.inf).item() for loss in found]
+
+
+def _cross_entropy(model: Any, sequences: TokenSequences, d_vocab: int) -> Tensor:
+    learner, nats = as_token_learner(model), []
+    for part in sequence_batches(sequences, d_vocab):
+        logs = learner.log_probabilities(part).detach().cpu()  # a diverged model's may be NaN
+        nats.append(nll_loss(logs.flatten(0, 1), part.targets().flatten(), reduction="sum"))
+    return torch.stack(nats).sum() / sequences.predictable.sum()
 
 
 def _check_models(models: Sequence[Any], task: Any, task_index: int | None) -> None:

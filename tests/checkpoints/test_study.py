@@ -1,5 +1,7 @@
 """`Study`: what it opens, and that analyses of a study are those of its model and task."""
 
+import types
+
 import pytest
 import torch
 
@@ -11,7 +13,8 @@ from mechicl.analysis.weights import fit_construction
 from mechicl.checkpoints import Checkpoint, CheckpointError, Study, load_checkpoint
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import AlgorithmLearner
-from mechicl.tasks import LinearRegression
+from mechicl.models import TransformerConfig, build
+from mechicl.tasks import LinearRegression, MarkovChains
 
 TASK = LinearRegression(x_dim=3, n_context=6)
 OLS = AlgorithmLearner(algorithms.ols)
@@ -37,6 +40,21 @@ def test_an_analysis_of_a_study_is_that_of_its_model_and_task():
     steps = measure_over_training(study, lambda model: {"n": torch.ones(1)}, progress=False).steps
     assert checkpoint.snapshots is not None
     assert steps == checkpoint.snapshots.steps
+
+
+def test_the_opened_seed_has_the_least_loss_or_the_sentence_says_that_none_was_compared():
+    chains = MarkovChains(d_vocab=3, n_ctx=9)
+    cfg = TransformerConfig(prompt_format="token_ids", d_vocab=3, n_ctx=9, n_layers=1, n_heads=1, d_model=8)
+    models = [build(cfg, seed).eval() for seed in range(3)]
+    with torch.no_grad():
+        next(models[0].parameters()).fill_(torch.nan)
+    ids = chains.sample(2000, seed=0).ids
+    losses = [torch.nn.functional.cross_entropy(m(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()) for m in models]
+    best = min((1, 2), key=losses.__getitem__)
+    assert f"seed {best}, which has the least held-out loss of 3 seeds" in Study(models, chains).chosen
+    words = "The opened model is seed 0, the first of 2, whose losses were not compared."
+    assert Study([models[0], models[0]], chains).chosen == words
+    assert Study([OLS, OLS], types.SimpleNamespace(sample=lambda *_, **__: "a text")).chosen == words
 
 
 def test_learners_to_compare_with_do_not_replace_others_of_their_name():
