@@ -1,5 +1,6 @@
 """The measures of a sweep: functions by name, their identities, and what they return as columns of a table."""
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -26,6 +28,7 @@ from mechicl.sweeps.measures import MEASURES
 
 Measure = Callable[[Checkpoint], Any]
 CellValue = float | str | None
+CHECKERS = ("mechicl", "jaxtyping", "beartype")  # their wrappers check arguments, and contain addresses
 
 
 def read_measures(measure: Any) -> list[Measure]:
@@ -52,34 +55,91 @@ def _named(name: Any) -> Measure:
 def identity(measure: Any) -> str:
     """A text that identifies a measure: its name and a digest of a user's source and of the values it uses.
 
-    Values are those of a partial, closure or defaults (pickled unless plain); functions it calls are not noticed.
+    Values are those of a partial, a method's object, closures (also of wrappers), defaults and the module's plain data
+    that the function reads (pickled unless plain); changes of functions that it calls by name are not noticed.
     """
     if isinstance(measure, functools.partial):
         return f"{identity(measure.func)}{_value_text((measure.args, sorted(measure.keywords.items())))}"
-    measure = inspect.unwrap(measure)  # functions with checked arguments are wrappers
-    named = measure if hasattr(measure, "__qualname__") else type(measure)
-    name = f"{named.__module__}:{named.__qualname__}"
+    layers = [measure]
+    while hasattr(layers[-1], "__wrapped__"):  # functions with checked arguments are wrappers, too
+        layers.append(layers[-1].__wrapped__)
+    *wrappers, inner = layers
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    name, owner = f"{named.__module__}:{named.__qualname__}", getattr(measure, "__self__", None)
+    own = [_wrapper_text(each) for each in wrappers if _package(each) not in CHECKERS]
+    if owner is not None and not inspect.ismodule(owner):  # a bound method
+        state = getattr(owner, "__dict__", owner)
+        own.append(_value_text(owner if isinstance(owner, type) else (type(owner), state)))
     if name.startswith("mechicl."):
-        return f"{name} {__version__}"
-    code = getattr(measure, "__code__", None)
+        return " ".join([name, __version__, *([hashlib.sha256("".join(own).encode()).hexdigest()[:12]] if own else [])])
+    code = getattr(inner, "__code__", None)
     try:
-        source = inspect.getsource(named)
+        source = inspect.getsource(named) if named.__name__ != "<lambda>" else _code_text(inner)  # a line may have two
     except (OSError, TypeError):  # typed into a shell
-        source = repr((code.co_code, code.co_names)) if code else ""
-    cells = [cell.cell_contents for cell in getattr(measure, "__closure__", None) or ()]
-    defaults = getattr(measure, "__defaults__", None), getattr(measure, "__kwdefaults__", None)
-    state = None if code else getattr(measure, "__dict__", None)
-    digest = hashlib.sha256(f"{source}{_value_text((cells, defaults, state))}".encode()).hexdigest()[:12]
+        source = _code_text(inner)
+    defaults = getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)
+    state = None if code or named is inner else getattr(inner, "__dict__", None)  # a class has source
+    read = _plain_globals(inner)
+    own.append(f"{source}{_value_text((_cells(inner), defaults, state))}{_value_text(read) if read else ''}")
+    digest = hashlib.sha256("".join(own).encode()).hexdigest()[:12]
     return f"{name} {digest}"
+
+
+def _package(function: Any) -> str:
+    return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
+
+
+def _wrapper_text(wrapper: Any) -> str:
+    """The code of a wrapper, and the plain data and functions that it reads."""
+    cells = [each for each in _cells(wrapper) if _is_plain(each) or inspect.isroutine(each)]
+    state = {name: value for name, value in vars(wrapper).items() if _is_plain(value)}
+    return f"{_code_text(wrapper)}{_value_text((cells, state, _plain_globals(wrapper)))}"
+
+
+def _cells(function: Any) -> list[Any]:
+    contents = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return [each for each in contents if each is not function]  # one that calls itself
+
+
+def _codes(function: Any) -> list[CodeType]:
+    """The code of a function and of the functions inside it; empty for other objects."""
+    codes = [code] if (code := getattr(function, "__code__", None)) else []
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return codes
+
+
+def _code_text(function: Any) -> str:
+    constants = [[each for each in code.co_consts if not isinstance(each, CodeType)] for code in _codes(function)]
+    return f"{[(code.co_code, code.co_names) for code in _codes(function)]}{_value_text(constants)}"
+
+
+def _plain_globals(function: Any) -> dict[str, Any]:
+    """The plain data among the global variables that a function reads."""
+    steps = [step for code in _codes(function) for step in dis.get_instructions(code)]
+    names, known = sorted({s.argval for s in steps if s.opname == "LOAD_GLOBAL"}), getattr(function, "__globals__", {})
+    return {name: known[name] for name in names if name in known and _is_plain(known[name])}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bytes | numbers.Number | Path | np.ndarray | Tensor)
 
 
 def _value_text(value: Any) -> str:
     if value is None or isinstance(value, str | int | float | bool | complex | Path):
         return repr(value)
+    if isinstance(value, Tensor):  # a pickled one has an address
+        return _value_text((str(value.dtype), value.tolist()))
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_value_text(k)}: {_value_text(v)}' for k, v in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, value))}]"
+    if isinstance(value, set | frozenset):  # in no order
+        return f"{{{', '.join(sorted(map(_value_text, value)))}}}"
     if callable(value) and hasattr(value, "__qualname__"):
         return identity(value)
     try:

@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from beartype import beartype
+from jaxtyping import jaxtyped
 
 from mechicl import viz
 from mechicl.checkpoints import load_checkpoint
@@ -279,6 +281,57 @@ def test_variables_in_a_measure_s_closure_are_part_of_it(tmp_path):
         run(tmp_path, [make(2), make(3)], extend=True)
     assert identity(make(3)) == identity(make(3)) != identity(make(4))
     assert identity(functools.partial(max, 1)) != identity(functools.partial(max, 2))
+
+
+def scaled(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(checkpoint):
+            return factor * function(checkpoint)
+
+        return wrapper
+
+    return decorate
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def value(self, checkpoint):
+        return self.factor
+
+
+FACTOR = 1.0
+
+
+def in_a_module(factor):
+    return FACTOR * factor
+
+
+def typed(text, name="measure"):
+    names = {}
+    exec(text, names)  # as in a shell, without source
+    return names[name]
+
+
+def test_a_measure_that_returns_other_values_is_another_measure(monkeypatch):
+    both = lambda checkpoint: 1.0, lambda checkpoint: 2.0
+    assert identity(jaxtyped(typechecker=beartype)(doubled)) == identity(doubled)  # it changes no value
+    groups = [
+        both,
+        (doubled, scaled(2)(doubled), scaled(3)(doubled), scaled(2)(failing)),
+        (Scaled(1).value, Scaled(2).value),
+        (typed("def measure(c): return 1"), typed("def measure(c): return 2"), typed("def measure(c): return c")),
+        (typed("k = 1\ndef measure(c): return [k for _ in c]"), typed("k = 2\ndef measure(c): return [k for _ in c]")),
+        (typed("measure = lambda c: c in {'a', 'b'}"), typed("measure = lambda c: c in {'a', 'c'}")),
+    ]
+    for measures in groups:
+        assert len({*map(identity, measures)}) == len(measures)
+    assert identity(Scaled(torch.ones(2)).value) == identity(Scaled(torch.ones(2)).value)
+    before = identity(in_a_module)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
+    assert identity(in_a_module) != before
 
 
 def test_a_measure_with_random_numbers_gives_the_same_each_time(tmp_path):
