@@ -137,6 +137,8 @@ class Grid:
         seeds = axes.pop(SEED, None)
         if seeds and (other := sorted({name for changes in seeds.values() for name in changes} - {SEED})):
             raise ValueError(f"the axis of seeds can change nothing else, got {other}: make another axis of them")
+        if labelled := {label: each[SEED] for label, each in (seeds or {}).items() if each[SEED] != label}:
+            raise ValueError(f"the axis of seeds takes no labels, got {labelled}: give a sequence of seeds")
         return axes | {SEED: seeds or {seed: {SEED: seed} for seed in self.base.seeds}}
 
     @property

@@ -171,6 +171,7 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
     ]),
     *((lambda over=over: Sweep(BASE, over), named) for over, named in [
         ({"seed": {1: {"learning_rate": 5.0}}}, r"can change nothing else, got \['learning_rate'\]"),
+        ({"seed": {7: 3}}, r"the axis of seeds takes no labels, got \{7: 3\}"),
         ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
         ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
         ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
