@@ -303,12 +303,15 @@ class _Training:
                 state.generators = batch.generator_states
                 if step in snapshot_steps:
                     self._snapshot(step)
-                evaluation = self._evaluate() if step % config.eval_every == 0 or step == config.steps else None
-                if evaluation is not None:
+                evaluation = None
+                if self._done() or step % config.save_every == 0 or step % config.eval_every == 0:
+                    evaluation = self._evaluate()  # the loss of the step was that of the weights before it
                     self._check_finite(step, evaluation)
-                    if config.target_loss is not None:
-                        reached = (state.stopped_at < 0) & (evaluation <= config.target_loss)
-                        state.stopped_at[reached] = step
+                if step % config.eval_every and not self._done():  # the curve ends with the losses of the last weights
+                    evaluation = None
+                if evaluation is not None and config.target_loss is not None:
+                    reached = (state.stopped_at < 0) & (evaluation <= config.target_loss)
+                    state.stopped_at[reached] = step
                 if evaluation is not None or step % config.log_every == 0:
                     now = time.perf_counter()
                     speed = (step - window_step) / max(now - window_start, 1e-9)
@@ -317,8 +320,6 @@ class _Training:
                     bar.set_postfix({"loss": f"{step_losses.mean().item():.4g}"}, refresh=False)
                 bar.update(1)
                 if step % config.save_every == 0 or self._done():
-                    if evaluation is None:  # the step's loss was that of the weights before it
-                        self._check_finite(step, self._evaluate())
                     state.wall_time = time.perf_counter() - started
                     self._save(metrics)
                     if on_save is not None:

@@ -279,6 +279,11 @@ def test_seeds_that_diverge_stop_if_wanted_and_the_others_are_unchanged(tmp_path
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b)
     json.dumps(result.record, allow_nan=False)  # it can be saved
+    gone = both.replace(more_tasks=(), task=BlowsUp(x_dim=3, n_context=4), eval_every=1000)
+    ended = train(gone, tmp_path / "gone", stop_diverged=True, progress=False)
+    assert ended.record["curve"]["eval_step"] == [0, ended.record["steps_done"]]
+    expected = [held_out_loss(gone, model) for model in ended.models]  # of the last weights
+    assert ended.record["curve"]["eval_loss"][-1] == pytest.approx(expected, rel=1e-5)
     save(tmp_path / "checkpoint", result.models, result.record)
     assert load_checkpoint(tmp_path / "checkpoint").select([2]).record["diverged_at"] == [
         result.record["diverged_at"][2]
