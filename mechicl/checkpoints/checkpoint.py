@@ -120,10 +120,13 @@ class Checkpoint:
 
     @property
     def stuck(self) -> list[int]:
-        """Indices of the models that are stuck: more than 10% above the held-out loss of their task's best seed."""
+        """Indices of the models that are stuck: more than 10% above the held-out loss of their task's best seed.
+
+        Models without a finite loss are stuck, too.
+        """
         losses, n = self.final_losses, self._n_seeds
-        tasks = [losses[i : i + n] for i in range(0, len(losses), n)]
-        return [i * n + j for i, each in enumerate(tasks) for j, loss in enumerate(each) if loss > STUCK * min(each)]
+        limits = [STUCK * min(losses[i : i + n]) for i in range(0, len(losses), n)]
+        return [i for i, loss in enumerate(losses) if loss > limits[i // n] or loss == math.inf]
 
     @property
     def _n_seeds(self) -> int:
@@ -140,9 +143,10 @@ class Checkpoint:
 
         The record keeps the tasks of these models; it has none if models of several tasks differ in their seeds.
         """
-        chosen = list(indices)
-        if outside := [i for i in chosen if not -len(self.models) <= i < len(self.models)]:
-            raise IndexError(f"{self.name} has the models 0 to {len(self.models) - 1}, got index {outside[0]}")
+        chosen, n_models = list(indices), len(self.models)
+        if outside := [i for i in chosen if not -n_models <= i < n_models]:
+            raise IndexError(f"{self.name} has the models 0 to {n_models - 1}, got index {outside[0]}")
+        chosen = [i % n_models for i in chosen]  # -1 is the last one
         models, record = [self.models[i] for i in chosen], dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
         if "curve" in record:
@@ -159,7 +163,7 @@ class Checkpoint:
         tasks = [training.get("task"), *training.get("more_tasks", ())]
         seeds: dict[int, list[int]] = {}
         for index in chosen:
-            seeds.setdefault(index % len(self.models) // n, []).append(index % n)
+            seeds.setdefault(index // n, []).append(index % n)
         first = next(iter(seeds.values()))
         kept = (
             {**training, "seeds": [training["seeds"][i] for i in first]}

@@ -104,10 +104,17 @@ def test_seeds_more_than_a_tenth_above_the_best_are_stuck():
     assert (mine.stuck, mine.select([0, 1]).stuck) == ([2, 3], [])
     mine = checkpoint([math.nan, 0.5, None])  # type: ignore[list-item] - null in a record
     assert (mine.best, mine.stuck) == (mine.models[1], [0, 2])
+    assert checkpoint([None, math.nan]).stuck == [0, 1]  # type: ignore[list-item]
     both = checkpoint([0.5, 0.6, 9.0, 9.1], training={"task": {}, "more_tasks": [{}]})  # each by its own task
     assert (both.best, both.stuck) == (both.models[0], [1])
     with pytest.raises(IndexError):
         mine.select([3])
+
+
+def test_a_selection_from_the_end_keeps_the_task():
+    both = checkpoint([0.5, 0.6], training={"task": {"x_dim": 1}, "more_tasks": [{"x_dim": 2}], "seeds": [0]})
+    assert both.select([-1]).record["training"] == {"task": {"x_dim": 2}, "more_tasks": [], "seeds": [0]}
+    assert both.select([-2]).record["training"]["task"] == {"x_dim": 1}
 
 
 # ---- seeds of several runs, joined to one checkpoint ----

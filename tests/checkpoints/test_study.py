@@ -52,7 +52,7 @@ def test_the_opened_seed_has_the_least_loss_or_the_sentence_says_that_none_was_c
     losses = [torch.nn.functional.cross_entropy(m(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()) for m in models]
     best = min((1, 2), key=losses.__getitem__)
     assert f"seed {best}, which has the least held-out loss of 3 seeds" in Study(models, chains).chosen
-    words = "The opened model is seed 0, the first of 2, whose losses were not compared."
+    words = "The opened model is seed 0, the first of 2: their losses could not be compared."
     assert Study([models[0], models[0]], chains).chosen == words
     assert Study([OLS, OLS], types.SimpleNamespace(sample=lambda *_, **__: "a text")).chosen == words
 
