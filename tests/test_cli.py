@@ -105,6 +105,8 @@ def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
     cli.main(["list"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == available()
+    (line,) = (line for line in lines if line.startswith("table-classification "))
+    assert "held-out cross entropy (nats) 0." in line
     (line,) = (line for line in lines if line.startswith("lsa-1l "))
     losses = load_checkpoint("lsa-1l").record["curve"]["eval_loss"][-1]
     assert "1 layer, 1 linear head, width 11, 5 seeds" in line
@@ -121,6 +123,11 @@ def test_list_and_train_print_cross_entropy_for_tokens(here, capsys, monkeypatch
     cli.main(["list"])
     words = "mine 2 layers, 2 softmax heads, width 64, 2 seeds, held-out cross entropy (nats)"
     assert " ".join(capsys.readouterr().out.split()) == f"{words} {sum(losses) / 2:.4f}"
+    written = record(here / "shipped" / "mine")
+    written["curve"]["eval_loss"][-1][0] = None  # a seed that diverged
+    (here / "shipped" / "mine" / "record.json").write_text(json.dumps(written))
+    cli.main(["list"])
+    assert " ".join(capsys.readouterr().out.split()) == f"{words} {losses[1]:.4f} (1 diverged)"
 
 
 def test_list_ends_quietly_when_its_reader_stops():

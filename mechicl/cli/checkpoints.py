@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 
 from mechicl.base.files import read_json
-from mechicl.base.shipped import available, shipped_folder
+from mechicl.base.shipped import available, predicts_classes, shipped_folder
 from mechicl.base.version import __version__
 
 
@@ -93,13 +93,15 @@ def _training(cfg: dict[str, Any], record: dict[str, Any]) -> str:
     seeds = _count(len(record["seeds"]) // tasks, "seed")
     if tasks > 1:
         return f"{seeds} on each of {tasks} tasks"
-    return f"{seeds}, {held_out(cfg.get('prompt_format'))} {sum(losses) / len(losses):.4f}"
+    known = [loss for loss in losses if loss is not None]
+    lost = f" ({len(losses) - len(known)} diverged)" if len(known) < len(losses) else ""
+    return f"{seeds}, {held_out(cfg)} {sum(known) / len(known) if known else float('nan'):.4f}{lost}"
 
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
-def held_out(prompt_format: str | None) -> str:
-    """Name the loss on held-out prompts."""
-    return "held-out cross entropy (nats)" if prompt_format == "token_ids" else "held-out MSE"
+def held_out(config: dict[str, Any]) -> str:
+    """Name the loss of a model on held-out prompts."""
+    return "held-out cross entropy (nats)" if predicts_classes(config) else "held-out MSE"

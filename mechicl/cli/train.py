@@ -75,9 +75,7 @@ class TrainPreset:
             folder = save(out, result.models, record, snapshots)
             losses = record.get("curve", {}).get("eval_loss", [[float("nan")]])[-1]
             reached = ", ".join(f"{loss:.5f}" for loss in losses)
-            classes = getattr(config.model, "predicts", None) == "classes"
-            loss = held_out("token_ids" if classes else getattr(config.model, "prompt_format", None))
-            print(f"{folder}: {loss} {reached} (seeds {record['seeds']})")
+            print(f"{folder}: {held_out(config.model.to_dict())} {reached} (seeds {record['seeds']})")
         PartialState().destroy_process_group()
 
 

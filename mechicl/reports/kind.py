@@ -17,6 +17,7 @@ from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
+from mechicl.base.shipped import predicts_classes
 from mechicl.checkpoints import Study
 from mechicl.checkpoints.study import Models
 from mechicl.learners import AlgorithmLearner, squared_errors
@@ -62,8 +63,6 @@ class Kind:
     """Precision of the held-out prompts; None for the task's default."""
     n_held_out: ClassVar[int] = 10_000
     prompt_seed: ClassVar[int] = 1_000_003
-    loss: ClassVar[str] = "squared error (MSE)"
-    """Name of the loss of the training."""
     opens: ClassVar[str] = "algorithm"
     """Name of the part that the verdict is made from."""
     no_weights: ClassVar[str] = ""
@@ -137,6 +136,11 @@ class Kind:
     def question(self) -> AlgorithmQuestion:
         """The algorithm that the opened model behaves like."""
         return AlgorithmQuestion(self.study)
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss of the training."""
+        return "cross entropy (nats)" if predicts_classes(self.study.model.cfg.to_dict()) else "squared error (MSE)"
 
     @property
     def plateau(self) -> float | None:

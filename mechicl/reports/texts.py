@@ -1,5 +1,6 @@
 """The report on models of texts: demonstrations read in context against fine-tuning on them."""
 
+import math
 from functools import cached_property, partial
 from typing import Any
 
@@ -129,7 +130,7 @@ def _figures(kind: "Texts", by_shots: dict[str, list[Interval]], numbers: list[i
     sections = []
     if "curve" in checkpoint.record:
         curve = checkpoint.record["curve"]
-        by_seed = torch.tensor(curve["eval_loss"]).T
+        by_seed = torch.tensor([[math.nan if x is None else x for x in row] for row in curve["eval_loss"]]).T
         lines = {f"seed {i}": [interval(loss) for loss in losses.split(1)] for i, losses in enumerate(by_seed)}
         drawn = viz.interval_lines("Cross entropy", "optimisation step", "nats", curve["eval_step"], lines)
         sections.append(Section("Learning", _WORDS["learning"], drawn))

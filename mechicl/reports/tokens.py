@@ -188,7 +188,7 @@ class Tokens(Kind):
     )  # fmt: skip
     heading = "Heads and circuits ({name})"
     n_held_out, prompt_seed = 1024, 2_000_003
-    loss, opens = "cross entropy (nats)", "heads"
+    opens = "heads"
 
     @cached_property
     def formed(self) -> HeadsOverTraining | None:

@@ -22,7 +22,7 @@ from mechicl.viz import elements as draw
 @checked
 def losses_over_training(
     steps: Sequence[int],
-    losses: Mapping[str, Sequence[Sequence[float]]],
+    losses: Mapping[str, Sequence[Sequence[float | None]]],
     *,
     references: Mapping[str, float] | None = None,
     transitions: Mapping[str, Transitions] | None = None,
@@ -35,7 +35,8 @@ def losses_over_training(
     Args:
         steps: training steps of the evaluations; step 0 is left out on a logarithmic axis.
         losses: mean squared errors `[step][seed]` of each kind of model; the keys are the labels in the legend. A
-            checkpoint has them as `record["curve"]["eval_loss"]`, at the steps "eval_step".
+            checkpoint has them as `record["curve"]["eval_loss"]`, at the steps "eval_step". None, for a loss that is
+            not finite, leaves a gap.
         references: mean squared errors of horizontal lines; the keys are their labels.
         transitions: results of `find_transitions`, by the same keys as `losses`: each fall of a loss gets a diamond.
         log_x: logarithmic axis of steps.
@@ -49,7 +50,7 @@ def losses_over_training(
         if len(values) != len(steps):
             raise ValueError(f"losses must have one row per step, got {len(values)} of {kind!r} for {len(steps)} steps")
         for seed in range(len(values[0])):
-            drawn = [factor * values[i][seed] for i in shown]
+            drawn = [None if (loss := values[i][seed]) is None else factor * loss for i in shown]
             look = {"opacity": 0.6, "showlegend": seed == 0, "legendgroup": kind}
             draw.add_line(fig, [steps[i] for i in shown], drawn, kind, color, **look)
         if transitions is not None and kind in transitions:

@@ -10,9 +10,11 @@ from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from mechicl.checkpoints import Study
 from mechicl.interop import from_sklearn
 from mechicl.models import TableConfig, TableTransformer
 from mechicl.reports import report
+from mechicl.reports.tables import OfTables
 from mechicl.tasks import LinearRegression, OwnTable, TableRegression
 from tests.browser import Browser
 
@@ -44,6 +46,11 @@ def test_cells_of_a_model(tmp_path: Path):
             for where in ("the label's column", "the row to predict")} == set(found)  # fmt: skip
     last = found["share of the labels' effect restored in the row to predict after layer 1"]["measured"]
     assert last["mean"] == pytest.approx(1.0, abs=1e-4)  # predictions read no other row
+
+
+def test_the_loss_of_a_classifier_is_cross_entropy():
+    names = {name: OfTables(Study.load(name)).loss for name in ("table-classification", "table-regression")}
+    assert names == {"table-classification": "cross entropy (nats)", "table-regression": "squared error (MSE)"}
 
 
 def test_a_model_of_tables_is_not_asked_about_other_tasks(tmp_path: Path):

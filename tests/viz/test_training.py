@@ -31,6 +31,8 @@ def test_every_seed_is_drawn_at_its_loss_or_half_of_it():
     figure = losses_over_training(STEPS, {"a": ONE}, references={"best": 0.3}, log_x=True, log_y=True)
     assert lines(figure, "a")[0] == ([10, 20, 30], pytest.approx([1.0, 0.2, 0.2]))  # a logarithm has no place for 0
     assert lines(figure, "best") == [([10, 30], [0.3, 0.3])]
+    figure = losses_over_training(STEPS, {"a": [[1.0], [None], [4.0], [None]]})
+    assert lines(figure, "a") == [(STEPS, [1.0, None, 4.0, None])]
 
 
 def test_transitions_are_marked_half_way_down():
