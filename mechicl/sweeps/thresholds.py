@@ -61,6 +61,8 @@ def find_threshold(
     places, n = np.asarray(wide.columns, dtype=float), len(wide)
     if not n:
         raise ValueError(f"no seed has {value!r} at all {len(places)} values of {x!r}")
+    if np.isinf(wide.to_numpy()).any():
+        raise ValueError(f"{value!r} has infinite values, to which a line cannot be drawn: leave out their rows")
     values = (wide.to_numpy() - level) * (1 if rising else -1)
     middle = passed(places, values.mean(0))
     low, high = _jackknife(places, values, middle)

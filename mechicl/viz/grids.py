@@ -38,7 +38,8 @@ def phase_diagram(
     """Draw a measured value over two axes of a sweep: one coloured cell per combination, the median over its seeds.
 
     Hovering shows each cell's 95% interval over seeds and their number. Combinations whose seeds all diverged are grey
-    with a cross, those with some diverged seeds have a small cross; combinations that were not run stay blank.
+    with a cross, those with some diverged seeds have a small cross; combinations that were not run or whose median is
+    infinite stay blank.
 
     Args:
         table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not
@@ -61,8 +62,9 @@ def phase_diagram(
     xs, ys = _ordered(frame[x]), _ordered(frame[y])
     cells = {(b, a): part for (a, b), part in frame.groupby([x, y], sort=False)}
     grid = [[cells.get((b, a)) for a in xs] for b in ys]
-    samples = [[torch.empty(0) if cell is None else _finite(cell, value) for cell in row] for row in grid]
-    medians = [[each.quantile(0.5).item() if len(each) else math.nan for each in row] for row in samples]
+    samples = [[torch.empty(0) if cell is None else _known(cell, value) for cell in row] for row in grid]
+    medians = [[float(np.median(each)) if len(each) else math.nan for each in row] for row in samples]
+    medians = [[m if math.isfinite(m) else math.nan for m in row] for row in medians]
     known = [m for row in medians for m in row if not math.isnan(m)]
     log = _spans_decades(known) if log is None else log
     if log and any(m <= 0 for m in known):
@@ -102,10 +104,10 @@ def lines(
 ) -> go.Figure:
     """Draw measured values of a sweep along one of its axes: means over seeds with bands of 95% intervals.
 
-    Seeds that diverged are left out. Along an axis of names (kinds of attention, labels) there are points with bars. Up
-    to ten seeds are also drawn as small points. Intervals of means are Student's (they suppose a normal distribution);
-    those of medians are bootstrap intervals, for few seeds the seeds' range, which contains the true median with
-    probability 75% for three seeds.
+    Seeds that diverged are left out; an infinite mean or median leaves a gap. Along an axis of names (kinds of
+    attention, labels) there are points with bars. Up to ten seeds are also drawn as small points. Intervals of means
+    are Student's (they suppose a normal distribution); those of medians are bootstrap intervals, for few seeds the
+    seeds' range, which contains the true median with probability 75% for three seeds.
 
     Args:
         table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not
@@ -134,7 +136,7 @@ def lines(
             label = [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
             name = ", ".join([*label, *([column] if len(values) > 1 else [])])
             name = name if name not in seeds else name.replace(_tick(group), repr(group))  # near numbers
-            seeds[name or column] = [_finite(part[part[x] == each], column) for each in xs]
+            seeds[name or column] = [_known(part[part[x] == each], column) for each in xs]
     estimate = median_interval if middle == "median" else interval
     intervals = {name: [estimate(each) for each in at] for name, at in seeds.items()}
     means = [each.mean for line in intervals.values() for each in line if math.isfinite(each.mean)]
@@ -215,20 +217,21 @@ def _diverged(frame: pd.DataFrame) -> pd.Series:
     return pd.to_numeric(frame[DIVERGED], errors="coerce").notna()
 
 
-def _finite(frame: pd.DataFrame, value: str) -> torch.Tensor:
+def _known(frame: pd.DataFrame, value: str) -> torch.Tensor:
     kept = pd.to_numeric(frame[value][~_diverged(frame)], errors="coerce").to_numpy(dtype=float)
-    return torch.from_numpy(kept[np.isfinite(kept)].copy())
+    return torch.from_numpy(kept[~np.isnan(kept)].copy())
 
 
 def _summary(cell: pd.DataFrame | None, value: str) -> str:
     if cell is None:
         return "not run"
-    samples, lost = _finite(cell, value), int(_diverged(cell).sum())
+    samples, lost = _known(cell, value), int(_diverged(cell).sum())
     after = f"; {lost} diverged" if lost else ""
     if not len(samples):
         return f"{value} not measured{after}"
     middle = median_interval(samples) if len(samples) > 1 else f"{samples.item():.4g}"
-    return f"{value} {middle}, {len(samples)} seed{'' if len(samples) == 1 else 's'}{after}"
+    infinite = f", {n} of them infinite" if (n := int(samples.isinf().sum())) else ""
+    return f"{value} {middle}, {len(samples)} seed{'' if len(samples) == 1 else 's'}{infinite}{after}"
 
 
 def _tick(value: Any) -> str:

@@ -252,6 +252,8 @@ def test_tables_without_a_threshold_are_refused():
         find_threshold(frame({0: [1, 2, 3]}), "n", "loss")
     with pytest.raises(ValueError, match="needs positive values of 'n'"):
         find_threshold(frame({0: [1, 2]}, (0, 1)), "n", "ratio")
+    with pytest.raises(ValueError, match="'ratio' has infinite values"):
+        find_threshold(frame({0: [-1, math.inf, math.inf]}), "n", "ratio")
     with pytest.raises(ValueError, match="no seed has 'ratio' at all 3 values of 'n'"):
         find_threshold(frame({0: [1, math.nan, 3]}), "n", "ratio")
 

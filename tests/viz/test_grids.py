@@ -63,6 +63,18 @@ def test_a_phase_diagram_shows_medians_diverged_and_missing_cells():
     assert list(figure.layout.xaxis.ticktext) == ["2", "8", "32"]
 
 
+def test_infinite_values_count_and_infinite_medians_leave_a_gap():
+    frame = pd.DataFrame({"n": [2] * 3 + [8] * 3 + [32] * 3, "m": 1, "seed": [0, 1, 2] * 3, "loss": [1.0] * 9})
+    frame.loc[[1, 2, 5], "loss"] = math.inf
+    figure: Any = viz.phase_diagram(frame, "n", "m", "loss", threshold=5, log=True)
+    assert list(figure.data[0].z[0]) == pytest.approx([NAN, 0.0, 0.0], nan_ok=True)
+    assert "3 seeds, 2 of them infinite" in figure.data[0].text[0][0]
+    assert "3 seeds, 1 of them infinite" in figure.data[0].text[0][1]
+    figure = viz.lines(frame, "n", "loss", middle="median")
+    assert lines(figure, "loss")[0][1] == [None, 1.0, 1.0]  # a gap
+    assert lines(viz.lines(frame, "n", "loss"), "loss")[0][1] == [None, None, 1.0]
+
+
 def test_colours_are_logarithms_where_values_span_decades():
     figure: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss")
     assert heatmaps(figure)[0][0].tolist() == pytest.approx([math.log10(v) for v in (1.15, 11.0, 110.0)])
