@@ -30,6 +30,8 @@ def storable(cls: type[_T]) -> type[_T]:
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Convert a value to JSON; its tensors go into `tensors`, each under its place."""
     if isinstance(value, Tensor):
+        while name in tensors:  # keys such as 1 and "1" have the same text
+            name += "'"
         tensors[name] = value.detach().clone()  # fields may share memory, which safetensors refuses
         return {"tensor": name}
     if isinstance(value, float) and not math.isfinite(value):

@@ -130,7 +130,7 @@ def test_a_result_is_the_same_after_it_was_saved(tmp_path):
         values={"loss": torch.tensor([1.0, math.nan], dtype=torch.float16)},
         best=(Place(1, "ü"), Place(2, "")),
         fit=Interval(1.0, -math.inf, math.nan, n=3),
-        rest={1: [measurement(), None, True], ("a", 2): range(3)},
+        rest={1: [measurement(), None, True], ("a", 2): range(3), 3: torch.zeros(1), "3": torch.ones(2)},
         model=torch.nn.Linear(2, 2),
     )
     loaded = Sweeping.load(saved.save(tmp_path / "sweep"))
@@ -145,6 +145,7 @@ def test_a_result_is_the_same_after_it_was_saved(tmp_path):
     assert loaded.rest[1][1:] == [None, True]
     assert torch.equal(loaded.rest[1][0].by_layer, saved.rest[1][0].by_layer)
     assert loaded.rest["a", 2] == (0, 1, 2)
+    assert (loaded.rest[3].tolist(), loaded.rest["3"].tolist()) == ([0], [1, 1])  # keys of one text
     assert str(loaded) == str(saved)
 
 
