@@ -145,7 +145,8 @@ def ratio_interval(
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
     ratio, size = (a.mean() / b.mean()).item(), b.mean().item()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
-    limits = (-ratio, 1.0) if size and is_share(a) and is_share(b) else UNBOUNDED
+    shares = size and is_share(a) and is_share(b)
+    limits = (-ratio, 1 - ratio if (a <= b).all() else 1.0) if shares else UNBOUNDED
     rest = interval(a - ratio * b, level, within=limits)
     low, high = sorted((rest.low / size, rest.high / size)) if size else (math.nan, math.nan)
     return replace(rest, mean=ratio, low=ratio + low, high=ratio + high)
@@ -309,12 +310,17 @@ def mean_of_intervals(values: Sequence[Interval]) -> Interval:
     is that over seeds plus the mean of the seeds' variances over prompts: an upper bound.
 
     Args:
-        values: each seed's quantity with its interval over prompts; ends that are NaN add no variance.
+        values: each seed's quantity with its interval over prompts, all of one level; ends that are NaN add no
+            variance. If a mean is not finite, both ends are NaN.
     """
     means, level = np.array([value.mean for value in values]), values[0].level
+    if levels := sorted({value.level for value in values} - {level}):
+        raise ValueError(f"intervals must have one level, got {[level, *levels]}")
     quantiles = [student_t_quantile(0.5 + level / 2, max(value.n - 1, 1)) for value in values]
-    if len(values) < 2 or not np.isfinite(means).all():
-        return replace(values[0], n=len(values), mean=float(means.mean()))
+    if not np.isfinite(means).all():
+        return Interval(float(means.mean()), math.nan, math.nan, len(values), level)
+    if len(values) < 2:
+        return replace(values[0], n=1)
     sizes, ends = (len(values), max(min(value.n for value in values), 2)), []
     for sides in ([v.mean - v.low for v in values], [v.high - v.mean for v in values]):
         within = float(np.nan_to_num(np.square(np.divide(sides, quantiles))).mean())

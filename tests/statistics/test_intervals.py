@@ -102,6 +102,9 @@ def test_samples_that_are_not_finite_are_not_left_out(bad):
     assert not any(map(math.isfinite, (measured.mean, measured.low, measured.high)))
     assert measured.n == 3
     assert math.isnan(median_interval(torch.tensor([1.0, bad, 2.0])).low)
+    ends = mean_of_intervals([Interval(0.5, 0.4, 0.6, 9), Interval(bad, nan, nan, 9)])
+    assert math.isnan(ends.low)
+    assert math.isnan(ends.high)
 
 
 # ---- ratios and differences ----
@@ -177,6 +180,7 @@ def test_many_samples_are_resampled_in_parts(monkeypatch):
     (lambda: difference_interval(torch.ones(0), torch.ones(3)), "first and second"),
     (lambda: ratio_interval(torch.ones(2), torch.ones(3)), "numerator and denominator|denominator"),
     (lambda: median_interval(torch.ones(3), level=0.0), "level"),
+    (lambda: mean_of_intervals([interval(torch.rand(9), p) for p in (0.9, 0.5)]), r"one level, got \[0.9, 0.5"),
     (lambda: median_interval(torch.ones(3), n_resamples=0), "n_resamples"),
 ])  # fmt: skip
 def test_what_makes_no_interval_is_named(call, named):
@@ -375,6 +379,12 @@ def test_intervals_of_differences_and_ratios_of_shares_cover(first, second):
     assert covered(draw, difference_interval, second - first) >= 0.92
     if second > 0.3:
         assert covered(pair, ratio_interval, first / (0.05 + 0.95 * second)) >= 0.92
+
+
+def test_a_share_of_all_is_a_share():
+    share, right = interval(torch.ones(20).index_fill(0, torch.tensor([3]), 0)), torch.arange(20).ne(3).float()
+    ratio = ratio_interval(right, torch.ones(20))
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((share.mean, share.low, share.high))
 
 
 def test_shares_of_seeds_and_prompts_that_are_all_0_have_a_width():
