@@ -94,9 +94,9 @@ class Tables:
         They have no missing cells: those of the context become their column's median there, as do those of queries; 0
         without any.
         """
-        median = (
-            self.xs[:, : self.n_context].nanmedian(1, keepdim=True).values if self.n_context else self.xs[:, :1] * 0
-        )
+        context = self.xs[:, : self.n_context] if self.n_context else self.xs[:, :1] * 0
+        # of an even number of cells torch returns the lower of the two in the middle
+        median = (context.nanmedian(1, keepdim=True).values - (-context).nanmedian(1, keepdim=True).values) / 2
         filled = torch.where(self.xs.isnan(), median.nan_to_num(0.0), self.xs)
 
         def each(part: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ def find_transitions(
 
 
 def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float, fall: float) -> tuple[float, ...]:
-    final = losses[-max(1, len(losses) // 20) :].median().item()
+    final = losses[-max(1, len(losses) // 20) :].quantile(0.5).item()
     no_transition = plateau, final, *[math.nan] * 4
     if final >= plateau or plateau - final < fall * plateau:
         return no_transition

@@ -220,3 +220,9 @@ def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
 def test_errors_name_the_argument_or_the_cause(call, error, named):
     with pytest.raises(error, match=named):
         call()
+
+
+def test_the_final_value_of_an_even_number_of_losses_is_their_median():
+    losses = torch.ones(40, 1)
+    losses[20:], losses[-2:, 0] = 0.2, torch.tensor([0.1, 0.3])  # the last twentieth
+    assert find_transitions(range(40), losses).final.item() == pytest.approx(0.2)
