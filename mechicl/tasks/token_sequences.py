@@ -169,6 +169,8 @@ class MarkovChains(TokenDistribution):
 def stationary_distributions(transitions: Float[Tensor, "*chain state next_state"]) -> Float[Tensor, "*chain state"]:
     """Return the stationary distribution of each chain: `π P = π`, with entries that sum to 1.
 
+    If a chain has several, because some states cannot be reached from others, it is the one with the least norm.
+
     Example:
         >>> stationary_distributions(torch.tensor([[0.5, 0.5], [1.0, 0.0]]).double())
         tensor([0.6667, 0.3333], dtype=torch.float64)
@@ -177,7 +179,14 @@ def stationary_distributions(transitions: Float[Tensor, "*chain state next_state
     # π (P - I + 1 1ᵀ) = 1ᵀ, which has one solution if all states of the chain can be reached
     matrix = transitions - torch.eye(k).to(transitions) + 1
     ones = torch.ones(*transitions.shape[:-2], k, 1).to(transitions)
-    return torch.linalg.solve(matrix.mT, ones)[..., 0].clamp(min=0)
+    found = torch.linalg.solve_ex(matrix.mT, ones).result[..., 0]
+    rounding = torch.finfo(found.dtype).eps ** 0.5
+    left = ((found[..., None, :] @ transitions)[..., 0, :] - found).abs().amax(-1)
+    several = ~((left < rounding) & (found.amin(-1) > -rounding))  # or nearly
+    if several.any():
+        found[several] = (torch.linalg.pinv(matrix[several].mT, rtol=rounding) @ ones[several])[..., 0]
+    found = found.clamp(min=0)
+    return torch.where(several[..., None], found / found.sum(-1, keepdim=True), found)
 
 
 @dataclass(frozen=True, repr=False)

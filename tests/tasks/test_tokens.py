@@ -85,6 +85,20 @@ def test_stationary_distributions_stay(k, seed):
     assert torch.allclose(pi.sum(-1), torch.ones(5).double())
 
 
+def test_chains_of_several_stationary_distributions_stay_in_one_of_them():
+    swap, stay = [[0.0, 1, 0], [1, 0, 0], [0, 0, 1]], [[1.0, 0, 0], [0, 1, 0], [0.5, 0.5, 0]]
+    usual = [[0.5, 0.5, 0], [1, 0, 0], [1, 0, 0]]
+    found = stationary_distributions(torch.tensor([swap, stay, usual], dtype=torch.float64))
+    # a (1/2, 1/2, 0) + (1 - a) (0, 0, 1) has the least norm for a = 2/3
+    assert torch.allclose(found, torch.tensor([[1, 1, 1], [1.5, 1.5, 0], [2, 1, 0]]).double() / 3)
+    chains = MarkovChains(d_vocab=5, concentration=1e-4, start="stationary")
+    transitions = chains.transitions(500, seed=0)
+    pi = stationary_distributions(transitions)
+    assert torch.allclose((pi[:, None] @ transitions)[:, 0], pi, atol=1e-6)
+    assert torch.allclose(pi.sum(-1), torch.ones(500).double())
+    assert chains.sample(500, seed=0).ids.shape == (500, 65)
+
+
 def test_tiny_concentrations_give_deterministic_chains_not_nan():
     transitions = MarkovChains(concentration=1e-4).transitions(100, seed=0)
     assert transitions.isfinite().all()
