@@ -20,6 +20,12 @@ PointsAt = Literal["query", "points"]
 """Where predictions are read, for a learner without tokens."""
 
 
+def refuse_bytes(index: slice | Tensor) -> None:
+    """Refuse uint8, which torch reads as a mask and NumPy as indices."""
+    if isinstance(index, Tensor) and index.dtype == torch.uint8:
+        raise TypeError("an index of uint8 may be a mask or indices: convert it to bool or int64")
+
+
 class Points(NamedTuple):
     """Inputs and targets of some points: the context `[prompt point x]`, or the query `[prompt x]`."""
 
@@ -94,6 +100,7 @@ class Prompts:
             raise TypeError("prompts need a slice, indices or a mask; a single one is prompts[i : i + 1]")
         if not isinstance(index, slice | Tensor):  # a tuple would index two axes
             index = torch.tensor(index, dtype=None if len(index) else torch.long)
+        refuse_bytes(index)
         return self._with(self.xs[index], self.ys[index])
 
     @property

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.base.arguments import calling, check_fields, checked
+from mechicl.prompts.prompts import refuse_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class TokenSequences:
         return self.ids.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> "TokenSequences":
+        refuse_bytes(index)
         return TokenSequences(self.ids[index], self.predictable[index])
 
     @classmethod

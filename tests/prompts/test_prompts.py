@@ -78,6 +78,14 @@ def test_batches_are_picked_by_slice_indices_or_mask(index, rows):
         assert picked.tolist() == [whole[row].tolist() for row in rows]
 
 
+@pytest.mark.parametrize("index", [np.array([1, 0, 1], dtype=np.uint8), torch.tensor([1, 0, 1], dtype=torch.uint8)])
+def test_an_index_of_bytes_is_refused(index):
+    with pytest.raises(TypeError, match="uint8 may be a mask or indices"):
+        counting(n_prompts=3)[index]
+    with pytest.raises(TypeError, match="uint8 may be a mask or indices"):
+        TokenSequences(torch.zeros(3, 4, dtype=torch.long), torch.zeros(3, 4) > 0)[torch.as_tensor(index)]
+
+
 @any_shape
 def test_a_prefix_makes_each_point_the_query_in_turn(shape):
     prompts = counting(**shape)
