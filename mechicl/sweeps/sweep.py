@@ -37,9 +37,10 @@ class Sweep(Grid):
     Attributes:
         config: the training config that all combinations start from, or the name of one in `training.PRESETS`.
         over: the axes of the grid, name to values. A name is a field of the config by its path ("model.n_layers"),
-            "seed", or "x_dim" and "n_context" for the size of task and model together. Values are a sequence, or a
-            mapping of labels to values; a value that is itself a mapping changes several fields at once, and its axis
-            may have any name. None has the label "none". By default the config's own seeds are the axis "seed".
+            "seed", or "x_dim" and "n_context" for the size of task and model together. Values are a sequence, or (but
+            for "seed") a mapping of labels to values; a value that is itself a mapping changes several fields at once,
+            and its axis may have any name. None has the label "none". By default the config's own seeds are the axis
+            "seed".
         together: largest number of models in an ensemble. Large ensembles are faster for small models, small ones
             divide better over workers. It determines the results: other ensembles round differently.
         threads: torch's threads for each cell; determines the results for the same reason.
