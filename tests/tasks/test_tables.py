@@ -89,10 +89,10 @@ def test_classification_has_two_classes_or_more():
 
 
 def test_prompts_of_tables_are_those_of_a_loop():
-    tables = TableRegression(x_dim=2, n_context=5, n_queries=3, missing=0.4).sample_tables(6, seed=1)
+    tables = TableRegression(x_dim=2, n_context=5, n_queries=3, missing=0.4).sample_tables(12, seed=1)
     prompts = tables.prompts()
-    assert len(prompts) == 18
-    for table in range(6):
+    assert len(prompts) == 36
+    for table in range(12):
         for query in range(3):
             each = prompts[[3 * table + query]]
             for column in range(2):
