@@ -9,6 +9,7 @@ from torch import Tensor
 from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
+    ConditioningWarning,
     context_moments,
     earlier_points,
     in_parts,
@@ -19,6 +20,7 @@ from mechicl.algorithms.spectra import (
 )
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
 from mechicl.base.arguments import Count, Positive, checked
+from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -113,6 +115,9 @@ def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
+
+    Warns:
+        ConditioningWarning: rounding keeps a path from ending; weights of that prefix are 0.
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
@@ -141,36 +146,39 @@ def _follow(
     rows = torch.arange(len(cross), device=cross.device)
     signs = torch.zeros_like(cross)
     now = torch.full_like(threshold, torch.inf)
-    changed = torch.zeros_like(cross)  # of the last change: the sign of the weight that joined or left
     for _ in range(MOST_CHANGES * cross.shape[1] + 1):
         on = signs != 0
         matrix = torch.where(on[:, :, None] & on[:, None, :], second, 0.0) + torch.diag_embed((~on).to(second))
         targets = torch.stack([torch.where(on, cross, 0.0), signs], -1)
         u, v = torch.linalg.solve_ex(matrix, targets)[0].unbind(-1)
         p, q = cross - (second @ u[..., None])[..., 0], (second @ v[..., None])[..., 0]
-        # where a gradient meets τ or -τ, or a weight meets 0; not the one that has just done so
-        meets = [_ratio(p, 1 - q), _ratio(-p, 1 + q)]
-        joins = [m.masked_fill(on | (changed == sign), 0.0) for m, sign in zip(meets, (1, -1), strict=True)]
-        leaves = _ratio(u, v).masked_fill(~on | (changed != 0), 0.0)
+        # where, as τ falls, a gradient meets τ or -τ from below, or a weight falls to 0
+        joins = [_ratio(sign * p, 1 - sign * q).masked_fill(on, 0.0) for sign in (1, -1)]
+        leaves = _ratio(-signs * u, -signs * v).masked_fill(~on, 0.0)
         events = torch.stack([*joins, leaves], 1)  # [row kind x]
         events = torch.where(events <= now[:, None, None] * (1 + _ROUNDING), events, 0.0)
-        following, event = events.flatten(1).max(-1)
+        following = events.flatten(1).amax(-1)
         done = following <= threshold
         result[rows[done]] = (u - threshold[:, None] * v)[done]
-        kind, index = event // cross.shape[1], (event % cross.shape[1])[:, None]
-        sign = torch.where(kind == 2, signs.gather(1, index)[:, 0], 1.0 - 2.0 * kind)
-        changed = torch.zeros_like(signs).scatter_(1, index, sign[:, None])
-        signs = signs.scatter(1, index, torch.where(kind == 2, 0.0, sign)[:, None])
+        # of changes at the same τ, the first weight's is made: other choices may cycle (Murty 1974, least index)
+        latest, kind = events.max(1)
+        index = (latest >= following[:, None] * (1 - _ROUNDING)).double().argmax(-1, keepdim=True)
+        kind = kind.gather(1, index)
+        signs = signs.scatter(1, index, torch.where(kind == 2, 0.0, 1.0 - 2.0 * kind).to(signs))
         now = torch.minimum(now, following)
-        rows, signs, now, changed = rows[~done], signs[~done], now[~done], changed[~done]
+        rows, signs, now = rows[~done], signs[~done], now[~done]
         second, cross, threshold = second[~done], cross[~done], threshold[~done]
         if not len(rows):
             break
+    else:
+        warn(
+            f"the lasso's path has not reached the penalty for {len(rows)} prefixes: weights are 0", ConditioningWarning
+        )
     return result
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    quotient = a / b.masked_fill(b.abs() < _ROUNDING, torch.inf)
+    quotient = a / b.masked_fill(b < _ROUNDING, torch.inf)
     return quotient.nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp(min=0)
 
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl import algorithms
+from mechicl.algorithms import baselines
+from mechicl.algorithms.spectra import ConditioningWarning
 from mechicl.learners import AlgorithmLearner
 from mechicl.prompts import Prompts
 from mechicl.tasks import LogisticRegression
@@ -51,7 +53,7 @@ def assert_optimal(prompts, penalty, tolerance=1e-7):
         gradient = xs.mT @ (xs @ w - ys) / t
         scale = tolerance * (1 + (xs.mT @ ys).norm() + penalty)
         assert (gradient.abs() <= penalty + scale).all()
-        on = w != 0
+        on = w.abs() > 1e-12
         assert ((gradient + penalty * w.sign())[on].abs() <= scale).all()
 
 
@@ -65,6 +67,19 @@ def test_lasso_weights_satisfy_the_optimality_conditions(seed, penalty, y_dim):
 @pytest.mark.parametrize("penalty", [1e-3, 0.1])
 def test_the_lasso_solves_awkward_contexts(prompts, penalty):
     assert_optimal(prompts, penalty, tolerance=1e-6)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1e-3, 0.05, 0.5]), st.booleans())
+def test_the_lasso_of_inputs_whose_correlations_tie(seed, penalty, boolean):
+    random = np.random.default_rng(seed)
+    xs = random.integers(-1, 2, (2, 9, 4)) if not boolean else random.choice([-1, 1], (2, 9, 4))
+    assert_optimal(Prompts(xs.astype(float), random.integers(-1, 2, (2, 9, 1)).astype(float)), penalty)
+
+
+def test_the_lasso_warns_where_its_path_does_not_end(monkeypatch):
+    monkeypatch.setattr(baselines, "MOST_CHANGES", 0)
+    with pytest.warns(ConditioningWarning, match="has not reached the penalty for"):
+        algorithms.lasso(make_prompts(), penalty=1e-3)
 
 
 def grow(depth):
