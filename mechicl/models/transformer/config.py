@@ -443,9 +443,16 @@ class TransformerConfig:
         return blank
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the device and synonyms, as plain JSON data."""
+        """Return all fields but the device and synonyms, as plain JSON data.
+
+        Defaults are filled in, except gate and normalize_keys of a model whose layers differ in kind and
+        keep states: None if left out.
+        """
         left_out = {"device", *SYNONYMS.values()}
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        kinds = self.attention.split(",")
+        if len(kinds) > 1 and set(kinds) & set(RECURRENT):  # each layer has its own kind's defaults
+            fields |= {name: self._arguments[name] for name in ("gate", "normalize_keys")}
         return fields | {"dtype": dtype_name(self.dtype)}
 
     @classmethod

@@ -101,6 +101,19 @@ def test_json_round_trip(cfg: TransformerConfig):
     assert "device" not in data
 
 
+@pytest.mark.parametrize("attention", ["mesa,gated_linear", "mesa,mamba2", "delta,gated_linear", "mesa,delta,softmax"])
+@pytest.mark.parametrize("given", [{}, {"normalize_keys": True, "gate": "head"}])
+def test_layers_of_a_mixture_keep_their_defaults_in_files(attention: str, given: dict[str, Any]):
+    cfg = TransformerConfig(**INTERLEAVED | given, attention=attention, n_layers=attention.count(",") + 1)
+    again = TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict())))
+    assert [again.for_layer(i) for i in range(cfg.n_layers)] == [cfg.for_layer(i) for i in range(cfg.n_layers)]
+    decays = (
+        {"delta": "none", "mamba2": "none", "softmax": "none"} if not given else {"mamba2": "none", "softmax": "none"}
+    )
+    expected = [decays.get(kind, "head") for kind in attention.split(",")]
+    assert [again.for_layer(i).gate for i in range(cfg.n_layers)] == expected
+
+
 def test_configs_of_earlier_versions():
     data = TransformerConfig(**INTERLEAVED).to_dict()
     assert (data["momentum"], data["momentum_over"]) == (0.0, "outputs")
