@@ -390,8 +390,9 @@ class TransformerConfig:
 
     @property
     def reads_only_y(self) -> bool:
-        """True if the read-out is minus the y-dimensions of the stream after the last attention."""
-        return self.read_out == "identity" and not self.final_norm and not self.block_mlp
+        """True if outputs depend on the stream after the last attention by its y-dimensions only, as minus them."""
+        mixes = self.final_norm or self.block_mlp or self.norm_location != "before" or self.output_logits_soft_cap > 0
+        return self.read_out == "identity" and not mixes
 
     @property
     def prefers_prompts_last(self) -> bool:

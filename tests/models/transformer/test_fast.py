@@ -66,7 +66,11 @@ FIELDS: list[dict[str, Any]] = [
     DESCENT | {"read_in": "linear", "recurrent": True, "normalize_by_context": True, "token_clip": 0.9},
     DESCENT | {"read_in": "identity", "d_mlp": 4},
     DESCENT | {"read_in": "identity", "n_layers": 1, "score_scale": 0.3},
-]
+    # an identity read-out of which other dimensions, or a bound, are part
+    *({"read_in": "linear", "read_out": "identity", "normalization_type": kind, "norm_location": location}
+      for kind, location in (("RMSPre", "after"), ("LN", "both"))),
+    {"read_in": "linear", "read_out": "identity", "output_logits_soft_cap": 0.5},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("keys", ["causal", "context", "full"])
