@@ -91,9 +91,12 @@ def rotary_frequencies(
 
 
 def rotate(
-    cfg: TransformerConfig, vectors: Float[Tensor, "batch pos head d_head"], positions: Int[Tensor, "*batch pos"]
+    cfg: TransformerConfig,
+    vectors: Float[Tensor, "batch pos head d_head"],
+    positions: Int[Tensor, "*batch pos"],
+    n_pos: int = 0,
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Rotate queries or keys by their positions.
+    """Rotate queries or keys by their positions in a text of `n_pos` tokens (needed if `rotates_by_length`).
 
     The first `cfg.rotary_dim` dimensions form pairs (i and i + rotary_dim / 2, or neighbours with
     `rotary_adjacent_pairs`); pair i is rotated by position / rotary_base^(2i / rotary_dim) radians, unless
@@ -104,7 +107,6 @@ def rotate(
     # angles of far positions take more digits than half precision has
     turned, rest = at_least_float32(vectors[..., :width]), vectors[..., width:]
     precision = torch.float32 if cfg.rotary_float32 else turned.dtype
-    n_pos = int(positions.max()) + 1 if cfg.rope_scaling and positions.numel() else 0
     frequencies, factor = rotary_frequencies(cfg, n_pos, vectors.device, precision)
     angles = positions.to(precision)[..., None] * frequencies
     cos, sin = factor * angles.cos()[..., None, :], factor * angles.sin()[..., None, :]  # [*batch pos 1 pair]
@@ -285,8 +287,10 @@ class Attention(BlockPart):
             k, v = run.cache[self.layer].append(k, v)
         if cfg.rotates:
             positions = run.positions(k.shape[1] + n_hidden, q.device)
-            q = self.hook_rot_q(rotate(cfg, q, positions[..., run.n_before :][..., rows]))
-            k = self.hook_rot_k(rotate(cfg, k, positions[..., : k.shape[1]]))
+            # of the whole text, also where some keys are hidden or queries left out
+            n_pos = int(positions.max()) + 1 if cfg.rotates_by_length and positions.numel() else 0
+            q = self.hook_rot_q(rotate(cfg, q, positions[..., run.n_before :][..., rows], n_pos))
+            k = self.hook_rot_k(rotate(cfg, k, positions[..., : k.shape[1]], n_pos))
         return q, k, v
 
     def _normed(self, norm: LayerNorm, vectors: Tensor) -> Tensor:

@@ -325,6 +325,11 @@ class TransformerConfig:
         return self.positional_embedding_type == "rotary"
 
     @property
+    def rotates_by_length(self) -> bool:
+        """True if rotary frequencies depend on the length of the text, so that a token sees those after it."""
+        return (self.rope_scaling or {}).get("rope_type") in ("dynamic", "longrope")
+
+    @property
     def n_params(self) -> int:
         """Number of weights in the matrices of the blocks, no biases, norms or embeddings (as TransformerLens)."""
         attention = 4 * self.d_model * self.d_head * self.n_heads

@@ -244,7 +244,7 @@ class HookedTransformer(LensPretrained):
         cfg = self.cfg
         # the context sees the query, or a row depends on others
         plain = cfg.has_plain_scores and cfg.norm_location == "before" and not cfg.parallel_attn_mlp
-        if cfg.keys == "full" or cfg.momentum or self._recurrent or not plain:
+        if cfg.keys == "full" or cfg.momentum or self._recurrent or cfg.rotates_by_length or not plain:
             return self._query_streams_one_by_one(prompts, queries, points)
         if cfg.keys == "context" and len(points) > 1:  # points see later ones, so each prefix is a separate context
             prefixes = [

@@ -350,9 +350,8 @@ class TextModel(PromptedModel):
     def continues(self) -> bool:
         """True if the outputs of a longer text follow from its new tokens and earlier keys and values."""
         cfg = self.cfg
-        by_length = (cfg.rope_scaling or {}).get("rope_type") in ("dynamic", "longrope")
         ungrouped = cfg.n_key_value_heads and cfg.ungroup_grouped_query_attention  # caches are for groups
-        return cfg.keys == "causal" and not (self._recurrent or cfg.momentum or by_length or ungrouped)
+        return cfg.keys == "causal" and not (self._recurrent or cfg.momentum or cfg.rotates_by_length or ungrouped)
 
     def load_sample_training_dataset(self, **kwargs: Any) -> Any:
         """Load some texts like those that the model was trained on from the hub, into `dataset`; return them.

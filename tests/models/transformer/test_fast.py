@@ -337,6 +337,27 @@ def test_the_context_is_not_computed_for_each_query(name: str, monkeypatch: pyte
     assert all(batch == 2 or pos <= queries.shape[1] for batch, pos, _ in sizes)
 
 
+@pytest.mark.parametrize("keys", ["causal", "context", "full"])
+@pytest.mark.parametrize("prompt_format", ["paired", "interleaved"])
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rotary_frequencies_are_those_of_the_whole_text(rope_type: str, prompt_format: Any, keys: Any):
+    n_ctx = 5 if prompt_format == "paired" else 9
+    scaling = {"rope_type": rope_type, "factor": 2.0}
+    if rope_type == "longrope":  # other frequencies for more than n_ctx positions, as "dynamic" has
+        scaling |= {"short_factor": [1.0, 1.0], "long_factor": [2.0, 3.0], "original_max_position_embeddings": n_ctx}
+    model = random_model(
+        TransformerConfig(**FULL, d_head=4, prompt_format=prompt_format, keys=keys, attention="softmax",
+                          positional_embedding_type="rotary", rotary_base=9.0, rope_scaling=scaling)
+    )  # fmt: skip
+    longer = random_tokens(model.cfg.replace(n_context=5), 3)
+    kinds: tuple[At, ...] = ("positions", "query", "points")
+    for rows in kinds:
+        check_routes(model, longer, rows, 1e-10)
+    prompts = random_prompts(model.cfg.replace(n_context=5), batch=2)
+    assert_equal(torch.stack(list(model.query_streams(prompts, prompts.xs[:, :, None]))),
+                 run_alone(model, prompts, prompts.xs[:, :, None]))  # fmt: skip
+
+
 def test_no_prompts_no_queries_and_no_context():
     for model in MODELS.values():
         prompts, queries = prompts_and_queries(model)
