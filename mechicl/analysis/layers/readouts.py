@@ -172,9 +172,9 @@ def fit_readouts(
     Ridge regression from the residual stream at a point's position to its target; the penalty is chosen by four-fold
     cross-validation for each layer, point and target dimension. A model that predicts every prefix in one pass gets a
     readout for each point, any other model one for the query. If the model has a final norm, the last stream is read
-    through a layer norm without weights, so that its readout can equal the model's head. All layers are fitted in one
-    pass over the prompts, and memory does not grow with their number. Source: Fu et al. 2024, B.1 (who train the
-    readouts).
+    through a norm of its kind (layer norm or RMS) without weights, so that its readout can equal the model's head. All
+    layers are fitted in one pass over the prompts, and memory does not grow with their number. Source: Fu et al. 2024,
+    B.1 (who train the readouts).
 
     Args:
         model: a mechicl model, or a module wrapped by `mechicl.wrap`.
@@ -231,7 +231,9 @@ def _read_streams(model: LayeredModel, prompts: Prompts) -> StreamsAndTargets:
 
 
 def _normed_at_end(model: LayeredModel, layer: int, stream: Tensor) -> Tensor:
-    """The stream, after the last layer of a model with a final norm through a layer norm without weights."""
+    """The stream, after the last layer of a model with a final norm through one of its kind without weights."""
     if layer < model.cfg.n_layers or not getattr(model.cfg, "final_norm", False):
         return stream
-    return torch.nn.functional.layer_norm(stream, stream.shape[-1:], eps=model.cfg.eps)
+    is_rms = model.cfg.final_rms or str(model.cfg.normalization_type).startswith("RMS")
+    norm = torch.nn.functional.rms_norm if is_rms else torch.nn.functional.layer_norm
+    return norm(stream, stream.shape[-1:], eps=model.cfg.eps)

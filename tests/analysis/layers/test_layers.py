@@ -149,10 +149,13 @@ def test_shared_readouts_pool_all_points(model, prompts, monkeypatch):
     np.testing.assert_allclose(fitted.weights[2, 0].numpy(), weights, rtol=1e-7, atol=1e-9)
 
 
-def test_the_models_own_head_is_a_normalised_readout(model, prompts):
+@pytest.mark.parametrize("norm", [{}, {"final_rms": True}, {"normalization_type": "RMS"}])
+def test_the_models_own_head_is_a_normalised_readout(norm, prompts):
+    model = HookedTransformer(CFG.replace(**norm), seed=1)
     with torch.no_grad():
         head = (model.ln_final.w[:, None] * model.unembed.W_U).expand(3, 1, -1, -1)
-        bias = (model.ln_final.b @ model.unembed.W_U + model.unembed.b_U).expand(3, 1, -1)
+        shift = getattr(model.ln_final, "b", torch.zeros(12, dtype=torch.float64))
+        bias = (shift @ model.unembed.W_U + model.unembed.b_U).expand(3, 1, -1)
         own = Readouts(model, head, bias, shared=True)
         torch.testing.assert_close(own.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
