@@ -95,7 +95,7 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
     separately. Source: Huber 1964.
 
     Args:
-        threshold: in units of y; one larger than every residual gives least squares.
+        threshold: in units of y; one larger than every residual gives least squares, of least norm as in `ols`.
 
     Warns:
         ConditioningWarning: the loss is not at its minimum after 100 repetitions, as may happen if `threshold` is a
@@ -107,17 +107,23 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
     def run(part: Prompts) -> Trajectory:
         xs, ys = part.xs.detach().double(), part.ys.detach().double().mT[:, :, None]  # [prompt y 1 point]
         each = (len(part), part.y_dim, len(seen), -1)  # [prompt y t point]
+        # on the span of each prefix's points, in an orthonormal basis of which the fit has its least norm (see `ols`)
+        basis, lengths, right = torch.linalg.svd(xs[:, None, None] * seen[..., None], full_matrices=False)
+        noise = torch.finfo(prompts.dtype).eps * max(prompts.n_context, prompts.x_dim)
+        absent = lengths <= (noise * lengths.amax(-1, keepdim=True)).clamp(min=1e-300)
+        basis = basis.masked_fill(absent[..., None, :], 0.0)  # [prompt 1 t point span]
+        to_inputs = (right / lengths.masked_fill(absent, torch.inf)[..., None]).mT  # [prompt 1 t x span]
 
         def solved(shares: Tensor, right: Tensor) -> Tensor:
-            weighted = (shares.expand(each)[..., None] * xs[:, None, None]).mT  # [prompt y t x point]
-            second = weighted @ xs[:, None, None]
+            weighted = (shares.expand(each)[..., None] * basis).mT  # [prompt y t span point]
+            second = weighted @ basis
             total = second.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-            second = second + 1e-13 * total * torch.eye(part.x_dim).to(xs)
-            cross = (right.expand(each) * seen)[..., None, :] @ xs[:, None, None]
+            second = second + 1e-13 * total * torch.eye(basis.shape[-1]).to(xs)
+            cross = (right.expand(each) * seen)[..., None, :] @ basis
             return torch.linalg.solve_ex(second, cross.mT)[0][..., 0].nan_to_num()
 
         def residuals_of(weights: Tensor) -> Tensor:
-            return ys - (xs[:, None, None] @ weights[..., None])[..., 0]
+            return ys - (basis @ weights[..., None])[..., 0]
 
         def loss(weights: Tensor) -> Tensor:
             sizes = residuals_of(weights).abs()
@@ -137,6 +143,7 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
         pull = ((residuals_of(weights).clamp(-threshold, threshold) * seen)[..., None, :] @ xs[:, None, None]).abs()
         most = threshold * (seen.double()[:, None] @ xs.abs()[:, None, None])
         unfinished.extend((pull / most.clamp(min=1e-300)).amax((-2, -1)).flatten().tolist())
+        weights = (to_inputs @ weights[..., None])[..., 0]
         return linear_trajectory(part, weights.permute(0, 2, 3, 1), "Huber", at, with_weights)
 
     trajectory = in_parts(prompts, seen.numel() * prompts.x_dim**2 * prompts.y_dim, run)

@@ -126,5 +126,10 @@ def test_huber_with_a_large_threshold_is_least_squares_and_bounds_an_outlier_wit
     outlier = Prompts(PROMPTS.xs, far)
     ols = algorithms.ols(PROMPTS, at="query").query()
     torch.testing.assert_close(algorithms.huber(PROMPTS, threshold=100.0, at="query").query(), ols)
+    wide = LinearRegression(x_dim=20, n_context=5, inputs="gaussian").sample(20, seed=0, dtype=F64)
+    for t in range(1, 6):
+        got = algorithms.huber(wide.prefix(t), threshold=1e6, at="query").query()[0, :, 0]
+        least = torch.linalg.pinv(wide.xs[:, :t]) @ wide.ys[:, :t]
+        torch.testing.assert_close(got, (wide.xs[:, t, None] @ least)[:, 0, 0], rtol=1e-9, atol=1e-9)
     assert (algorithms.huber(outlier, threshold=0.4, at="query").query() - ols).abs().max() < 10
     assert (algorithms.ols(outlier, at="query").query() - ols).abs().max() > 1e3

@@ -151,7 +151,7 @@ def test_shared_readouts_pool_all_points(model, prompts, monkeypatch):
 
 @pytest.mark.parametrize("norm", [{}, {"final_rms": True}, {"normalization_type": "RMS"}])
 def test_the_models_own_head_is_a_normalised_readout(norm, prompts):
-    model = HookedTransformer(CFG.replace(**norm), seed=1)
+    model: Any = HookedTransformer(CFG.replace(**norm), seed=1)
     with torch.no_grad():
         head = (model.ln_final.w[:, None] * model.unembed.W_U).expand(3, 1, -1, -1)
         shift = getattr(model.ln_final, "b", torch.zeros(12, dtype=torch.float64))
