@@ -16,7 +16,6 @@ from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import TransformerParts
-from mechicl.models.opening.sites import hook_names
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
@@ -54,14 +53,14 @@ def read_dual_form(
     """Decompose a layer's attention output at the query into a zero-shot part and an update by the demonstrations.
 
     With q a head's query vector, linear attention writes `q (zero_shot + update)`: in-context learning as an update of
-    weights. The query is the last position. Queries, keys and values include their biases and rotations; the layer's
-    output bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for
+    weights. The query is the last position. Queries, keys and values are those that scores and sums are made of: with
+    their biases, norms, bounds and rotations. The layer's output bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for
     each. Source: Irie et al. 2022; Dai et al. 2023.
 
     Args:
-        model: a `HookedTransformer` with any attention but momentum. The formula leaves out softmax and other functions
-            of scores, so it is exact for linear attention only (`relative_error`). Damping and the 1/n of
-            `TransformerConfig.normalize_by_context` are part of the weights.
+        model: a `HookedTransformer` with any attention, but without momentum, soft caps of scores and ALiBi. The formula
+            leaves out softmax and other functions of scores, so it is exact for linear attention only
+            (`relative_error`). Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
         prompts: prompts of points, or token ids `[prompt pos]`.
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
@@ -78,6 +77,12 @@ def read_dual_form(
     check_attends(model.cfg)
     if model.cfg.momentum:
         raise ValueError(f"the dual form needs attention without momentum, got momentum={model.cfg.momentum}")
+    if model.cfg.attn_scores_soft_cap > 0 or model.cfg.positional_embedding_type == "alibi":
+        raise ValueError(
+            "the dual form needs scores that are products of queries and keys, and this model has "
+            f"attn_scores_soft_cap={model.cfg.attn_scores_soft_cap} and positional_embedding_type="
+            f"{model.cfg.positional_embedding_type!r}"
+        )
     parts = TransformerParts(adapter)
     if parts.norms_after:
         raise ValueError("this model norms the sum of its heads' outputs: no dual form")
@@ -87,18 +92,17 @@ def read_dual_form(
         )
     if isinstance(prompts, Tensor) and not prompts.shape[1]:
         raise ValueError(f"token ids must have one position or more, got {described(prompts)}")
-    tokens, known = adapter.encode(prompts), hook_names(model)
+    tokens = adapter.encode(prompts)
     n_pos = tokens.shape[1]
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
     if not 0 <= n_shown < n_pos:
         raise ValueError(f"n_demonstration_tokens must be 0 to {n_pos - 1}, without the last one, got {n_shown}")
     names = {part: get_act_name(part, layer) for part in ("q", "k", "v", "z")}
-    rotated = {part: get_act_name(f"rot_{part}", layer) for part in ("q", "k")}
-    names |= {part: name for part, name in rotated.items() if name in known}
     batches = tokens.split(Budget().rows(adapter.bytes_per_row(tokens)))
     bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
     caches = [adapter.record(part, names.values(), len(part)) for part in bar]
-    q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))
+    q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]) for part in ("q", "k", "v", "z"))
+    q, k, v, z = (part.double() for part in (*model.blocks[layer].attn.prepare(q, k, v), z))
     n_heads = q.shape[2]
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     demonstrations = torch.arange(n_pos, device=q.device) < n_shown

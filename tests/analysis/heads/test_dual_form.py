@@ -43,6 +43,8 @@ SPLIT: dict[str, tuple[dict[str, Any], int | None]] = {
     "ids": (IDS, None),
     "ids, split": (IDS | {"normalize_by_context": True}, 3),
     "ids, no demonstration": (IDS, 0),
+    "ids, bounds": (IDS | {"clip_qkv": 0.3}, None),
+    "ids, norms of queries and keys": (IDS | {"use_qk_norm": True}, 3),
 }
 
 
@@ -64,6 +66,11 @@ def test_linear_attention_against_plain_loops(kind: str):
             parts = {name: stream[p] @ weights[f"W_{name}"][h] for name in "QKV"}
             if cfg.attn_bias:
                 parts = {name: part + weights[f"b_{name}"][h] for name, part in parts.items()}
+            for name in "QK" if cfg.use_qk_norm else "":
+                scale = np.sqrt((parts[name] ** 2).mean(-1, keepdims=True) + cfg.eps)
+                parts[name] = parts[name] / scale * weights[f"{name.lower()}_norm.w"]
+            if cfg.clip_qkv is not None:
+                parts = {name: part.clip(-cfg.clip_qkv, cfg.clip_qkv) for name, part in parts.items()}
             maps = np.zeros((2, cfg.d_head, cfg.d_model))
             written = np.zeros(cfg.d_model)
             for i in visible:
@@ -78,6 +85,13 @@ def test_linear_attention_against_plain_loops(kind: str):
     assert result.relative_error.max() < 1e-12
     assert result.update.abs().max() > 0 or n == 0
     assert result.zero_shot.abs().max() > 0 or kind == "context"
+
+
+@pytest.mark.parametrize("fields", [{"attn_scores_soft_cap": 2.0}, {"positional_embedding_type": "alibi"}])
+def test_scores_that_are_no_products_have_no_dual_form(fields: dict[str, Any]):
+    model = random_model(TransformerConfig(**IDS | fields))
+    with pytest.raises(ValueError, match=f"{next(iter(fields))}={next(iter(fields.values()))!r}"):
+        read_dual_form(model, random_tokens(model.cfg, batch=3))
 
 
 def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
