@@ -54,13 +54,13 @@ def read_dual_form(
 
     With q a head's query vector, linear attention writes `q (zero_shot + update)`: in-context learning as an update of
     weights. The query is the last position. Queries, keys and values are those that scores and sums are made of: with
-    their biases, norms, bounds and rotations. The layer's output bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for
-    each. Source: Irie et al. 2022; Dai et al. 2023.
+    their biases, norms, bounds and rotations. The layer's output bias, which belongs to no head, is left out. Keys and
+    values that a group of heads shares are repeated for each. Source: Irie et al. 2022; Dai et al. 2023.
 
     Args:
-        model: a `HookedTransformer` with any attention, but without momentum, soft caps of scores and ALiBi. The formula
-            leaves out softmax and other functions of scores, so it is exact for linear attention only
-            (`relative_error`). Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
+        model: a `HookedTransformer` with any attention, but no momentum, soft cap of scores or ALiBi. The formula leaves
+            out softmax and other functions of scores, so it is exact for linear attention only (`relative_error`).
+            Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
         prompts: prompts of points, or token ids `[prompt pos]`.
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
