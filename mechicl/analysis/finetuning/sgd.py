@@ -164,7 +164,8 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
             raise ValueError(f"parameters must be of the model, such as {names[:8]}, got {unknown}")
         return list(parameters)
     if isinstance(model, HookedTransformer):
-        key_value = [name for name in names if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
+        kinds = ("W_K", "W_V", "b_K", "b_V")  # with "_" before them if groups of heads share them
+        key_value = [name for name in names if name.rsplit(".", 1)[-1].removeprefix("_") in kinds]
     else:  # a bridge has a part for each projection, whatever the wrapped model calls it
         parts = [getattr(getattr(block, "attn", None), part, None) for block in model.blocks for part in ("k", "v")]
         of_parts = {id(weight) for part in parts if isinstance(part, nn.Module) for weight in part.parameters()}

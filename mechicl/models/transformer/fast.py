@@ -36,6 +36,7 @@ from mechicl.models.transformer.attention import (
     Run,
     elementwise_attention,
     key_mask,
+    repeat_groups,
     with_momentum,
 )
 from mechicl.models.transformer.layers import MLP, Block
@@ -335,7 +336,8 @@ def _plain(
         q = q if heads_a_group == 1 else q.unflatten(1, (-1, heads_a_group)).flatten(2, 3)
         z = _gathered(attn, q, k, v, rows, mask, run)
     if cfg.momentum:
-        z = with_momentum(cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+        values = repeat_groups(v.transpose(1, 2), cfg.n_heads)
+        z = with_momentum(cfg, z.transpose(1, 2), values).transpose(1, 2)
     out = join_heads(z.to(dtype), attn.W_O)
     return out + attn.b_O if cfg.attn_bias else out
 

@@ -22,7 +22,8 @@ from mechicl.analysis.finetuning import (
 )
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
-from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, fine_tune_each
+from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, find_tuned_parameters, fine_tune_each
+from mechicl.models import HookedTransformer, TransformerConfig
 from tests.analysis.finetuning.oracles import (
     OURS,
     Snapshot,
@@ -64,6 +65,13 @@ def test_plain_fine_tuning_is_sgd(regression, parameters, examples_per_step):
     changes, losses = sgd(model, shots, tuning, names)
     assert_changes(tuned.changes, changes)
     assert_close(tuned.losses, losses, atol=1e-10, rtol=1e-8)
+
+
+def test_keys_and_values_that_heads_share_are_tuned():
+    cfg = TransformerConfig(d_vocab=11, n_ctx=9, d_model=8, n_heads=4, d_head=2, n_key_value_heads=2, n_layers=2)
+    shared = ["_W_K", "_W_V", "_b_K", "_b_V"]
+    expected = [f"blocks.{layer}.attn.{name}" for layer in (0, 1) for name in shared]
+    assert sorted(find_tuned_parameters(HookedTransformer(cfg), "key_value")) == expected
 
 
 @pytest.mark.parametrize("kind", ["linear", "one head", "deep", "looped", "sink", "momentum"])

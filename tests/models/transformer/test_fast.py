@@ -337,6 +337,13 @@ def test_the_context_is_not_computed_for_each_query(name: str, monkeypatch: pyte
     assert all(batch == 2 or pos <= queries.shape[1] for batch, pos, _ in sizes)
 
 
+@pytest.mark.parametrize("n_groups", [1, 2, 4])
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_momentum_over_values_that_heads_share(attention: str, n_groups: int):
+    cfg = GPT.replace(n_heads=4, n_key_value_heads=n_groups, attention=attention, momentum=0.6, momentum_over="values")
+    check_routes(random_model(cfg), random_tokens(cfg, 3), "positions", 1e-10)
+
+
 @pytest.mark.parametrize("keys", ["causal", "context", "full"])
 @pytest.mark.parametrize("prompt_format", ["paired", "interleaved"])
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
