@@ -76,6 +76,11 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"dtype": "int8"}, "dtype"),
     (PAIRED | {"device": "abacus"}, "device"),
     (PAIRED | {"keys": ["causal"]}, "keys"),
+    *((IDS | {"keys": "context", "positional_embedding_type": kind}, f"'{kind}' needs keys='causal' or 'full'")
+      for kind in ("alibi", "shortformer")),
+    (IDS | {"n_heads": 4, "n_key_value_heads": 2, "use_attn_in": True}, "use_attn_in.*n_key_value_heads=2"),
+    (IDS | {"n_heads": 4, "n_key_value_heads": 2, "use_qk_norm": True, "qk_norm_over": "all",
+            "ungroup_grouped_query_attention": True}, "no ungroup_grouped_query_attention"),
     (PAIRED | {"colour": "red"}, "colour"),
 ]  # fmt: skip
 LENS_CONFIGS: list[tuple[dict[str, Any], str]] = [

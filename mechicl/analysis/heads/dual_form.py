@@ -58,9 +58,9 @@ def read_dual_form(
     values that a group of heads shares are repeated for each. Source: Irie et al. 2022; Dai et al. 2023.
 
     Args:
-        model: a `HookedTransformer` with any attention, but no momentum, soft cap of scores or ALiBi. The formula leaves
-            out softmax and other functions of scores, so it is exact for linear attention only (`relative_error`).
-            Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
+        model: a `HookedTransformer` with any attention, but no momentum, soft cap of scores or ALiBi. The formula
+            leaves out softmax and other functions of scores, so it is exact for linear attention only
+            (`relative_error`). Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
         prompts: prompts of points, or token ids `[prompt pos]`.
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining

@@ -235,6 +235,8 @@ def check_combinations(cfg: Any) -> None:
          f"a vocabulary has no positional_embedding_type={cfg.positional_embedding_type!r}, which joins tokens"),
         (tokens or cfg.positional_embedding_type not in ("alibi", "shortformer"),
          f"positional_embedding_type={cfg.positional_embedding_type!r} is for prompt_format='token_ids'"),
+        (cfg.keys != "context" or cfg.positional_embedding_type not in ("alibi", "shortformer"),
+         f"positional_embedding_type={cfg.positional_embedding_type!r} needs keys='causal' or 'full', got 'context'"),
         (not cfg.falcon_alibi or cfg.positional_embedding_type == "alibi",
          "falcon_alibi needs positional_embedding_type='alibi'"),
         (tokens or not (cfg.tie_word_embeddings or cfg.post_embedding_ln),
@@ -243,6 +245,14 @@ def check_combinations(cfg: Any) -> None:
          f"tied embeddings need d_vocab_out={cfg.d_vocab_out} to be d_vocab={cfg.d_vocab}"),
         (not cfg.n_key_value_heads or cfg.n_heads % cfg.n_key_value_heads == 0,
          f"n_heads={cfg.n_heads} is not divisible by n_key_value_heads={cfg.n_key_value_heads}"),
+        (not cfg.use_attn_in or cfg.n_groups == cfg.n_heads,
+         f"use_attn_in gives each head its own keys, and groups share them, with n_key_value_heads="
+         f"{cfg.n_key_value_heads} and n_heads={cfg.n_heads}: set ungroup_grouped_query_attention too, or use "
+         "use_split_qkv_input"),
+        (not (cfg.use_qk_norm and cfg.qk_norm_over == "all" and cfg.ungroup_grouped_query_attention)
+         or cfg.n_key_value_heads in (None, cfg.n_heads),
+         f"qk_norm_over='all' norms the keys of n_key_value_heads={cfg.n_key_value_heads} groups together: no "
+         "ungroup_grouped_query_attention"),
         (not (recurrent or derived) or cfg.has_plain_scores,
          f"attention={cfg.attention!r} has no n_key_value_heads, use_qk_norm, clip_qkv, window_size, soft cap or "
          "positions in its scores"),

@@ -299,8 +299,6 @@ class HookedTransformer(LensPretrained):
 
         So that those of one head can be changed. Without groups nothing changes.
         """
-        if self.cfg.qk_norm_over == "all" and self.cfg.n_key_value_heads:
-            raise ValueError("qk_norm_over='all': the keys of all heads are normalized together")
         self._request_hooks(ungroup_grouped_query_attention=ungroup_grouped_query_attention)
 
     @property
