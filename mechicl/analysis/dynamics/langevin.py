@@ -278,9 +278,13 @@ def _mask(model: nn.Module, part: str) -> Bool[Tensor, "weight"]:
     head, layer = re.fullmatch(r"head (\d+)\.(\d+)", part), re.fullmatch(r"layer (\d+)", part)
     pattern = f"blocks.{layer[1]}.*" if layer else "*" if part == "all" else part
     found = {name: torch.zeros(weight.shape, dtype=torch.bool) for name, weight in model.named_parameters()}
+    of_heads = r"(_?W_[QKVO]|_?b_[QKV]|sink|[Wb]_gate|[Wb]_step|W_conv|A_log|skip|ridge)"
     for name, mask in found.items():
-        if head and re.fullmatch(rf"blocks\.{head[1]}\.attn\.(W_[QKVO]|b_[QKV]|sink)", name):
-            mask[int(head[2]) : int(head[2]) + 1] = True
+        if head and (match := re.fullmatch(rf"blocks\.{head[1]}\.attn\.{of_heads}", name)):
+            if match[1].startswith("_") and len(mask) < len(found[f"blocks.{head[1]}.attn.W_Q"]):
+                raise ValueError(f"heads share {name}, so no head moves alone: got {part!r}, take 'layer {head[1]}'")
+            by_head = mask.transpose(0, 1) if match[1] == "W_conv" else mask  # filters are [qkv head ...]
+            by_head[int(head[2]) : int(head[2]) + 1] = True
         mask |= fnmatchcase(name, pattern)
     mask = torch.cat([mask.flatten() for mask in found.values()])
     if not mask.any():

@@ -224,6 +224,36 @@ def test_token_models_and_models_that_cannot_be_stacked_have_their_loss():
     assert recurrent.coefficients.isfinite().all()
 
 
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_a_recurrent_head_moves_all_that_its_z_depends_on(attention):
+    cfg = CFG.replace(
+        attention=attention, keys="causal", conv_width=2, n_heads=2, d_head=3, dtype="float64", n_layers=2
+    )
+    model = HookedTransformer(cfg, seed=0)
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    z = model.run_with_hooks
+    recorded: list[torch.Tensor] = []
+    tokens = torch.randn(2, cfg.n_ctx, cfg.d_token, dtype=torch.float64)
+    z(tokens, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook: recorded.append(z))])
+    attn = {name: weight for name, weight in model.named_parameters() if ".1.attn." in name}
+    grads = torch.autograd.grad(recorded[0][:, :, 1].square().sum(), list(attn.values()), allow_unused=True)
+    moves = dict(zip(attn, grads, strict=True))
+    mask, place = _mask(model, "head 1.1"), 0
+    for name, weight in model.named_parameters():
+        of_part = mask[place : place + weight.numel()].view(weight.shape)
+        place += weight.numel()
+        if not name.endswith((".W_O", ".b_O")):
+            grad = moves.get(name)
+            assert torch.equal(of_part, torch.zeros_like(of_part) if grad is None else grad != 0), name
+
+
+def test_heads_that_share_keys_do_not_move_alone():
+    model = HookedTransformer(CFG.replace(n_heads=4, d_head=2, n_key_value_heads=2))
+    with pytest.raises(ValueError, match=r"heads share blocks.0.attn._W_K.* 'head 0.1', take 'layer 0'"):
+        _mask(model, "head 0.1")
+
+
 def test_a_head_is_its_rows_of_the_attention_weights():
     model = HookedTransformer(CFG.replace(attn_bias=True), seed=0)
     names = [name for name, weight in model.named_parameters() for _ in range(weight.numel())]
