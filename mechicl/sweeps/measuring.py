@@ -1,6 +1,5 @@
 """The measures of a sweep: functions by name, their identities, and what they return as columns of a table."""
 
-import dis
 import functools
 import hashlib
 import inspect
@@ -8,7 +7,7 @@ import math
 import numbers
 import pkgutil
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
@@ -28,7 +27,7 @@ from mechicl.sweeps.measures import MEASURES
 
 Measure = Callable[[Checkpoint], Any]
 CellValue = float | str | None
-CHECKERS = ("mechicl", "jaxtyping", "beartype")  # their wrappers check arguments, and contain addresses
+KNOWN = ("mechicl", "jaxtyping", "beartype")  # their functions change with the version, and wrap users' to check them
 
 
 def read_measures(measure: Any) -> list[Measure]:
@@ -55,78 +54,47 @@ def _named(name: Any) -> Measure:
 def identity(measure: Any) -> str:
     """A text that identifies a measure: its name and a digest of a user's source and of the values it uses.
 
-    Values are those of a partial, a method's object, closures (also of wrappers), defaults and the module's plain data
-    that the function reads (pickled unless plain); changes of functions that it calls by name are not noticed.
+    Values are those of a partial, a method's object, closures (also of wrappers) and defaults, pickled unless plain.
+    Functions that it calls by name and global variables are not noticed.
     """
     if isinstance(measure, functools.partial):
         return f"{identity(measure.func)}{_value_text((measure.args, sorted(measure.keywords.items())))}"
-    layers = [measure]
-    while hasattr(layers[-1], "__wrapped__"):  # functions with checked arguments are wrappers, too
+    layers, owner = [measure], getattr(measure, "__self__", None)
+    while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
-    *wrappers, inner = layers
-    named = inner if hasattr(inner, "__qualname__") else type(inner)
-    name, owner = f"{named.__module__}:{named.__qualname__}", getattr(measure, "__self__", None)
-    own = [_wrapper_text(each) for each in wrappers if _package(each) not in CHECKERS]
+    named = layers[-1] if hasattr(layers[-1], "__qualname__") else type(layers[-1])
+    name = f"{named.__module__}:{named.__qualname__}"
+    own = [_own_text(each, layers) for each in layers if _package(each) not in KNOWN]
     if owner is not None and not inspect.ismodule(owner):  # a bound method
-        state = getattr(owner, "__dict__", owner)
-        own.append(_value_text(owner if isinstance(owner, type) else (type(owner), state)))
-    if name.startswith("mechicl."):
-        return " ".join([name, __version__, *([hashlib.sha256("".join(own).encode()).hexdigest()[:12]] if own else [])])
-    code = getattr(inner, "__code__", None)
-    try:
-        source = inspect.getsource(named) if named.__name__ != "<lambda>" else _code_text(inner)  # a line may have two
-    except (OSError, TypeError):  # typed into a shell
-        source = _code_text(inner)
-    defaults = getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)
-    state = None if code or named is inner else getattr(inner, "__dict__", None)  # a class has source
-    read = _plain_globals(inner)
-    own.append(f"{source}{_value_text((_cells(inner), defaults, state))}{_value_text(read) if read else ''}")
-    digest = hashlib.sha256("".join(own).encode()).hexdigest()[:12]
-    return f"{name} {digest}"
+        own.append(_value_text(owner if isinstance(owner, type) else (type(owner), getattr(owner, "__dict__", owner))))
+    if not own:
+        return f"{name} {__version__}"
+    return f"{name} {hashlib.sha256(''.join(own).encode()).hexdigest()[:12]}"
 
 
 def _package(function: Any) -> str:
-    return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
+    module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
+    return module.partition(".")[0]
 
 
-def _wrapper_text(wrapper: Any) -> str:
-    """The code of a wrapper, and the plain data and functions that it reads."""
-    cells = [each for each in _cells(wrapper) if _is_plain(each) or inspect.isroutine(each)]
-    state = {name: value for name, value in vars(wrapper).items() if _is_plain(value)}
-    return f"{_code_text(wrapper)}{_value_text((cells, state, _plain_globals(wrapper)))}"
+def _own_text(function: Any, layers: Sequence[Any]) -> str:
+    """Source and values of one of a function's layers, which are wrappers and what they wrap."""
+    code: CodeType | None = getattr(function, "__code__", None)
+    try:
+        source = inspect.getsource(code or (function if hasattr(function, "__qualname__") else type(function)))
+        source = _code_text(code) if code and code.co_name == "<lambda>" else source  # a line may have two of these
+    except (OSError, TypeError):  # typed into a shell
+        source = _code_text(code) if code else ""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    cells = [each for each in cells if all(each is not layer for layer in layers)]
+    defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+    state = None if code else getattr(function, "__dict__", None)
+    return f"{source}{_value_text((cells, defaults, state))}"
 
 
-def _cells(function: Any) -> list[Any]:
-    contents = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return [each for each in contents if each is not function]  # one that calls itself
-
-
-def _codes(function: Any) -> list[CodeType]:
-    """The code of a function and of the functions inside it; empty for other objects."""
-    codes = [code] if (code := getattr(function, "__code__", None)) else []
-    for code in codes:
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    return codes
-
-
-def _code_text(function: Any) -> str:
-    constants = [[each for each in code.co_consts if not isinstance(each, CodeType)] for code in _codes(function)]
-    return f"{[(code.co_code, code.co_names) for code in _codes(function)]}{_value_text(constants)}"
-
-
-def _plain_globals(function: Any) -> dict[str, Any]:
-    """The plain data among the global variables that a function reads."""
-    steps = [step for code in _codes(function) for step in dis.get_instructions(code)]
-    names, known = sorted({s.argval for s in steps if s.opname == "LOAD_GLOBAL"}), getattr(function, "__globals__", {})
-    return {name: known[name] for name in names if name in known and _is_plain(known[name])}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, (*value, *value.values())))
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | bytes | numbers.Number | Path | np.ndarray | Tensor)
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(each) if isinstance(each, CodeType) else _value_text(each) for each in code.co_consts]
+    return f"{code.co_code}{code.co_names}{constants}"
 
 
 def _value_text(value: Any) -> str:
