@@ -15,7 +15,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its prompts."""
+    """Sizes of a model and its prompts."""
 
     x_dim: int = 5
     n_context: int = 20
