@@ -175,9 +175,8 @@ def task_vectors(
     adapter = ModelAdapter(language.model, "query")
     results = []
     for labels in ("true", "shuffled"):
-        shown = word_prompts(
-            **draw, n_shots=n_shots, n_prompts=n_prompts + 1, labels=labels
-        )  # zero's queries, one more
+        # the queries of the zero-shot prompts and one more; each prompt takes the stream of the next other query
+        shown = word_prompts(**draw, n_shots=n_shots, n_prompts=n_prompts + 1, labels=labels)
         after = [[*range(i + 1, n_prompts + 1), *range(i)] for i in range(n_prompts)]
         others = [next(j for j in each if shown.queries[j] != shown.queries[i]) for i, each in enumerate(after)]
         streams = {name: stream[others] for name, stream in _streams_at_end(adapter, shown.ids).items()}
