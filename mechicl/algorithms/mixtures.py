@@ -41,15 +41,14 @@ def mixture_bayes(
     noise levels.
 
     Args:
-        noise_stds: standard deviations of the label noise, one for each setting; below 1e-4 times the setting's
-            `weight_std`, that value is assumed.
+        noise_stds: standard deviations of the label noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
     if not noise_stds or len(stds) != len(noise_stds):
         raise ValueError(f"weight_stds must be one, or one for each of noise_stds, got {weight_stds} for {noise_stds}")
     every = torch.arange(prompts.x_dim)[None]
-    models = [(every, max(noise, NO_NOISE * std), std) for noise, std in zip(noise_stds, stds, strict=True)]
+    models = [(every, noise_std, weight_std) for noise_std, weight_std in zip(noise_stds, stds, strict=True)]
     return _averaged(prompts, models, "Bayes over settings", at, with_weights)
 
 

@@ -16,7 +16,6 @@ from mechicl.prompts import Prompts, TokenSequences
 from mechicl.tasks import (
     Conjunctions,
     GaussianClusters,
-    LinearRegression,
     Parities,
     SparseLinearRegression,
     TaskPool,
@@ -68,13 +67,6 @@ def test_without_noise_one_point_more_than_weights_settles_them():
     assert errors[:, 3:].median(0).values.max() < 1e-6
     assert errors[:, 4:].max() < 1e-3  # some inputs are tiny
     assert errors[:, 2].median() > 0.01
-
-
-def test_settings_of_almost_no_noise_interpolate():
-    task = LinearRegression(x_dim=3, n_context=8, inputs="gaussian")
-    prompts = task.sample(50, seed=0, dtype=torch.float64)
-    fitted = algorithms.mixture_bayes(prompts, noise_stds=(1e-8, 1e-8), weight_stds=(1.0, 3.0))
-    assert (fitted.predictions[0, :, -1] - prompts.query.ys).abs().max() < 1e-4
 
 
 def posterior_mean(pool: np.ndarray, noise_std: float):
