@@ -160,7 +160,7 @@ def _follow(
         following = events.flatten(1).amax(-1)
         done = following <= threshold
         result[rows[done]] = (u - threshold[:, None] * v)[done]
-        # of changes at the same τ, the first weight's is made: other choices may cycle (Murty 1974, least index)
+        # of changes at the same τ, the first weight's is made: other choices may cycle
         latest, kind = events.max(1)
         index = (latest >= following[:, None] * (1 - _ROUNDING)).double().argmax(-1, keepdim=True)
         kind = kind.gather(1, index)

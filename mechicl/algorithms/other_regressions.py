@@ -137,11 +137,13 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
             candidates = torch.stack([weights + solved(b * shares + (1 - b) * quadratic, slope) for b in BLENDS])
             best = torch.stack([loss(candidate) for candidate in candidates]).nan_to_num(nan=torch.inf).argmin(0)
             before, weights = weights, candidates.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
-            if ((weights - before).abs().amax(-1) <= 1e-11 * weights.abs().amax(-1)).all():
+            size = weights.abs().amax(-1)  # residuals move by as much as the weights of an orthonormal basis
+            still = torch.full_like(size, 0.1 * LOST * threshold).clamp(1e-15 * size, 1e-11 * size)
+            if ((weights - before).abs().amax(-1) <= still).all():
                 break
         # weights may move for ever where several have the least loss; the slope of the loss is 0 there
-        pull = ((residuals_of(weights).clamp(-threshold, threshold) * seen)[..., None, :] @ xs[:, None, None]).abs()
-        most = threshold * (seen.double()[:, None] @ xs.abs()[:, None, None])
+        pull = ((residuals_of(weights).clamp(-threshold, threshold) * seen)[..., None, :] @ basis).abs()
+        most = threshold * (seen.double()[:, None] @ basis.abs())
         unfinished.extend((pull / most.clamp(min=1e-300)).amax((-2, -1)).flatten().tolist())
         weights = (to_inputs @ weights[..., None])[..., 0]
         return linear_trajectory(part, weights.permute(0, 2, 3, 1), "Huber", at, with_weights)
