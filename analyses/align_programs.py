@@ -21,6 +21,7 @@ from mechicl.analysis.language import AlignmentFit, CausalModel, VariableAlignme
 from mechicl.interop import CompiledTransformer
 
 Words = Sequence[Any]
+EPOCHS = 60  # after 30, one search has not ended on some processors
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def align_program(name: str, **settings: Any) -> VariableAlignment:
     ids, rank = draw_prompts(model, known, causal)
     return align_variables(
         model, causal, known.variable, ids, pos=known.pos, layers=[known.layer], component=known.component,
-        fit=AlignmentFit(rank, **settings), progress=False,
+        fit=AlignmentFit(rank, **({"epochs": EPOCHS} | settings)), progress=False,
     )  # fmt: skip
 
 
