@@ -4,7 +4,7 @@ python analyses/vonoswald2023/oswald_shifts.py --checkpoint lsa-2l-looped
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,13 +16,12 @@ from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import descent_layers, in_float64
 from mechicl import viz
 from mechicl.analysis import align, align_over_training, interpolate, measure_shifted_losses
-from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.descent import Tuned
+from mechicl.reports.descent import Tuned, tune
 from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.tasks import LinearRegression
 
@@ -91,11 +90,7 @@ def _tuned(task: LinearRegression, steps: int, looped: bool, clip: float | None)
     """Descent with as many steps as the model has layers, tuned with the model's clip in place."""
     prompts = task.sample(N_TUNING if clip is None else N_CLIPPED, seed=TUNING_SEED, dtype=torch.float64)
 
-    def best(**kind: bool) -> Tuned:
-        if clip is None:
-            return tuned_descent(prompts, steps, **kind)
-        return tuned_clipped_descent(prompts, steps, clip, **kind)
-
+    best = partial(tune, prompts, steps, clip)
     tuned = {DESCENT: best()}
     if steps > 1:
         tuned[PLUS_PLUS] = best(gamma=True)
@@ -108,7 +103,7 @@ def _tuned(task: LinearRegression, steps: int, looped: bool, clip: float | None)
 def _tuned_elsewhere(task: LinearRegression, steps: int, clip: float, per_step: bool) -> Tuned:
     """GD++ with the least loss on another draw of prompts: how well its curves are known."""
     prompts = task.sample(N_CLIPPED, seed=TUNING_SEED + 1, dtype=torch.float64)
-    return tuned_clipped_descent(prompts, steps, clip, gamma=True, per_step=per_step)
+    return tune(prompts, steps, clip, gamma=True, per_step=per_step)
 
 
 def as_layers(learner: Tuned, cfg: TransformerConfig) -> HookedTransformer:

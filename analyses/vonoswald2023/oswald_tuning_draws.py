@@ -9,9 +9,8 @@ import torch
 
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import in_float64, query_errors
-from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.reports import Comparison, Row
-from mechicl.reports.descent import N_TUNING, TRIM, TRIMMED, TUNING_SEED
+from mechicl.reports.descent import N_TUNING, TRIM, TRIMMED, TUNING_SEED, tune
 from mechicl.statistics import crossed_interval, interval
 
 
@@ -29,10 +28,7 @@ def compare(args: Any) -> Comparison:
     largest = []
     for draw in range(args.draws):
         tuning = task.sample(N_TUNING, seed=TUNING_SEED + draw, dtype=torch.float64)
-        steps, clip, kind = models[0].cfg.n_layers, models[0].cfg.token_clip, {"gamma": True, "per_step": True}
-        learner = (
-            tuned_descent(tuning, steps, **kind) if clip is None else tuned_clipped_descent(tuning, steps, clip, **kind)
-        )
+        learner = tune(tuning, models[0].cfg.n_layers, models[0].cfg.token_clip, gamma=True, per_step=True)
         held_out = task.sample(args.n_prompts, seed=args.seed + draw, dtype=torch.float64)
         errors, reference = query_errors(models, held_out), query_errors([learner], held_out)
         ratios[TRIMMED].append(crossed_interval(errors, reference, trim=TRIM).mean)

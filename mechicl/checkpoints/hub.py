@@ -83,12 +83,8 @@ def model_card(repository: str, record: Mapping[str, Any], config: Mapping[str, 
     rows += [(name, _words(value)) for name, value in facts.items() if value is not None]
     losses = (record.get("curve") or {}).get("eval_loss") or []
     if losses:
-        rows.append(
-            (
-                "held-out loss at the end, by seed",
-                ", ".join("not finite" if x is None else f"{x:.5g}" for x in losses[-1]),
-            )
-        )
+        last = ", ".join("not finite" if loss is None else f"{loss:.5g}" for loss in losses[-1])
+        rows.append(("held-out loss at the end, by seed", last))
     rows += [(f"version: {name}", str(version)) for name, version in (record.get("versions") or {}).items()]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     command = record.get("command")

@@ -165,10 +165,8 @@ class Study:
             return 0, ""
         losses = self._losses(models)
         if min(losses, default=torch.inf) == torch.inf:
-            return (
-                0,
-                f"The opened model is seed {seeds[0]}, the first of {len(seeds)}: their losses could not be compared.",
-            )
+            first = f"seed {seeds[0]}, the first of {len(seeds)}"
+            return 0, f"The opened model is {first}: their losses could not be compared."
         best = losses.index(min(losses))
         return best, f"The opened model is seed {seeds[best]}, which has the least held-out loss of {len(seeds)} seeds."
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -292,16 +292,18 @@ def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prom
     return squared_errors.mean(-1) < 0.9 * prompts.query.ys.square().mean()
 
 
+def tune(prompts: Prompts, steps: int, clip: float | None, **kind: bool) -> Tuned:
+    """Tune gradient descent or GD++ with a model's clip of tokens, if it has one; `kind` is gamma and per_step."""
+    return (
+        tuned_descent(prompts, steps, **kind) if clip is None else tuned_clipped_descent(prompts, steps, clip, **kind)
+    )
+
+
 @cache
 def tuned_references(task: LinearRegression, steps: int, looped: bool, clip: float | None) -> Mapping[str, Tuned]:
     """Tune gradient descent and GD++; by name, from the least to the most parameters."""
     tuning = task.sample(N_TUNING, seed=TUNING_SEED, dtype=torch.float64)
-
-    def tuned(**kind: bool) -> Tuned:
-        return (
-            tuned_descent(tuning, steps, **kind) if clip is None else tuned_clipped_descent(tuning, steps, clip, **kind)
-        )
-
+    tuned = partial(tune, tuning, steps, clip)
     learners = {f"gradient descent, {steps} step{'s' if steps > 1 else ''}": tuned()}
     if steps > 1:
         learners[f"GD++, {steps} steps"] = tuned(gamma=True)
