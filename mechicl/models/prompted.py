@@ -95,7 +95,8 @@ class PromptedModel(LayeredModel):
             start_at_layer: begin before this block; negative numbers count from the end.
             tokens: token ids or prompts with the targets of the loss, if the input is a residual stream.
             attention_mask: for token ids, 0 at padding, which is not attended to, not counted in positions and has no
-                loss, and 1 elsewhere.
+                loss, and 1 elsewhere. A run from a residual stream needs the mask of the run that computed the stream,
+                also if that run found its padding in ids or texts.
             stop_at_layer: end before this block and return the residual stream there; negative as above.
             past_kv_cache: keys and values of earlier positions of the texts, which the run continues and adds its own
                 to (`HookedTransformerKeyValueCache`).
@@ -119,7 +120,7 @@ class PromptedModel(LayeredModel):
         if isinstance(input, Prompts):
             read = self.encode(input)
         else:
-            read, padding = self._read_texts(input, prepend_bos, padding_side)
+            read, padding = self._read_texts(input, prepend_bos, padding_side, past_kv_cache)
             attention_mask = padding if attention_mask is None else attention_mask
         run = self._plan_run(read, attention_mask, past_kv_cache)
         if start_at_layer is None:
@@ -145,7 +146,9 @@ class PromptedModel(LayeredModel):
         loss = self.loss_fn(outputs, tokens, attention_mask, loss_per_token)
         return loss if return_type == "loss" else Output(outputs, loss)
 
-    def _read_texts(self, input: Any, prepend_bos: bool | None, padding_side: Any) -> tuple[Tensor, Tensor | None]:
+    def _read_texts(
+        self, input: Any, prepend_bos: bool | None, padding_side: Any, cache: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the ids of texts, or tokens unchanged, and a mask of the padding that models of texts find in them."""
         return with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos)), None
 

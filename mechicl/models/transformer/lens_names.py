@@ -205,8 +205,10 @@ class LensNames(TextModel):
         if isinstance(input, Prompts):
             read = self.encode(input)
         else:
-            read, mask = self._read_texts(input, kwargs.get("prepend_bos"), kwargs.get("padding_side"))
-            kwargs.setdefault("attention_mask", mask)
+            known = (kwargs.get(name) for name in ("prepend_bos", "padding_side", "past_kv_cache"))
+            read, mask = self._read_texts(input, *known)
+            if kwargs.get("attention_mask") is None:
+                kwargs["attention_mask"] = mask
         return super().run_with_cache(read, *args, **kwargs)
 
     def to(self, *args: Any, print_details: bool = False, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ class TextModel(PromptedModel):
     `prepend_bos` puts the tokenizer's beginning-of-sequence token first, by default and for None if the config's
     `default_prepend_bos` is True. Texts of different lengths are padded on the tokenizer's `padding_side`, by default,
     and masks hide the padding. Ids of texts that are padded on the left need an `attention_mask`; where that is the
-    tokenizer's side, one is made from the padding at their beginning.
+    tokenizer's side, one is made from the padding at their beginning, unless earlier tokens are in a `past_kv_cache`.
 
     Attributes:
         tokenizer: a tokenizer of `transformers`; None if the model has none.
@@ -117,11 +117,15 @@ class TextModel(PromptedModel):
         return getattr(self.cfg, "default_prepend_bos", True) if is_default else bool(prepend_bos)
 
     def _read_texts(
-        self, input: Text | Tensor, prepend_bos: bool | None, padding_side: Any
+        self,
+        input: Text | Tensor,
+        prepend_bos: bool | None,
+        padding_side: Any,
+        cache: TransformerLensKeyValueCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the ids of texts, and a mask that is False at padding; None without any.
+        """Return the ids of texts, and a mask that is False at padding; None if it cannot be found.
 
-        In ids, only padding on the left is found, where that is the tokenizer's side.
+        In ids, only padding on the left is found, where that is the tokenizer's side and no token comes before it.
         """
         if isinstance(input, Tensor):
             tokens = with_batch_axis(input)
@@ -129,13 +133,15 @@ class TextModel(PromptedModel):
                 return tokens, None
             prepends = self._prepends(prepend_bos)
             mask = get_attention_mask(self.tokenizer, tokens, prepends, self._padding_side(padding_side)).bool()
+            if cache is not None and len(cache.previous_attention_mask) == len(tokens):
+                mask = mask | cache.previous_attention_mask.any(1, keepdim=True).to(mask.device)
         else:
             tokens = self.to_tokens(input, prepend_bos, padding_side)
             lengths = torch.tensor([len(ids) for ids in self._ids(input, prepend_bos, self.cfg.n_ctx)])
             positions = torch.arange(tokens.shape[1])
             left = self._padding_side(padding_side) == "left"
             mask = positions >= tokens.shape[1] - lengths[:, None] if left else positions < lengths[:, None]
-        return tokens, None if mask.all() else mask.to(self.cfg.device)
+        return tokens, mask.to(self.cfg.device)
 
     def _padding_side(self, padding_side: Any) -> Literal["left", "right"]:
         if padding_side not in (USE_DEFAULT_VALUE, None, "left", "right"):
@@ -269,7 +275,7 @@ class TextModel(PromptedModel):
         prompts = [(tokens, mask)]
         # penalties count all tokens of a row, so that padding would have some
         alone = self._recurrent or self.cfg.momentum or freq_penalty or repetition_penalty != 1
-        if mask is not None and alone:
+        if mask is not None and not mask.all() and alone:
             prompts = [(row[kept][None], None) for row, kept in zip(tokens, mask, strict=True)]
         results = []
         n_new = max_new_tokens * len(prompts)
@@ -331,6 +337,7 @@ class TextModel(PromptedModel):
         """Yield the next token of each row until all have ended; without `options` the most probable one."""
         ended, stops = tokens.new_zeros(len(tokens), dtype=torch.bool), stops.to(tokens.device)
         cache, read = None, tokens
+        mask = torch.ones_like(tokens) if mask is None else mask  # no id of a new token is padding
         if use_cache and self.continues:
             cache = TransformerLensKeyValueCache.init_cache(cast(Any, self.cfg), self.cfg.device, len(tokens))
         while not ended.all():
@@ -343,7 +350,7 @@ class TextModel(PromptedModel):
                 ended = ended | torch.isin(new, stops)
             yield new[:, None]
             tokens = torch.cat([tokens, new[:, None]], dim=1)
-            mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=True)
+            mask = torch.nn.functional.pad(mask, (0, 1), value=True)
             read = tokens if cache is None else new[:, None]
 
     @property

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.tools.analysis import direct_logit_attribution
 from transformers import PreTrainedTokenizerFast
 
@@ -534,6 +535,47 @@ def test_neither_a_cache_nor_other_texts_change_a_continuation(fields: dict[str,
     pieces = [*model.generate_stream(texts[0], 12, max_tokens_per_yield=5, do_sample=False, stop_at_eos=False)]
     assert torch.cat(pieces, dim=1)[0, -12:].tolist() == expected[0]
     assert [piece.shape[1] for piece in pieces] == [8, 5, 5, 1]
+
+
+@torch.no_grad()
+def test_a_generated_padding_token_is_text():
+    model = random_model(HookedTransformerConfig(**(TEXT | {"n_ctx": 30, "d_model": 16, "dtype": "float64"})))
+    tokens = torch.tensor([[6, 2, 3], [5, 7, 4]])
+    expected = greedy(model, tokens, 12)
+    pad = int(expected[0, 3])
+    assert pad not in tokens
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": VOCABULARY[pad]}
+    model.set_tokenizer(word_tokenizer(**special), default_padding_side="left")
+    for cached in (True, False):
+        options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "use_past_kv_cache": cached}
+        assert torch.equal(model.generate(tokens, 12, verbose=False, **options), expected)
+        assert torch.equal(torch.cat([*model.generate_stream(tokens, 12, **options)], dim=1), expected)
+    # in the second row, all three tokens of the first piece and the first of the second are padding
+    tokens = torch.tensor([[6, 2, 3, pad, 4, 5], [pad, pad, pad, pad, 4, 5], [pad, pad, 3, pad, 4, 5]])
+    whole = model(tokens)
+    close(model(tokens[1:2, 4:])[0], whole[1, 4:])
+    for run in (model, lambda piece, **options: model.run_with_cache(piece, **options)[0]):
+        cache = TransformerLensKeyValueCache.init_cache(cast(Any, model.cfg), "cpu", len(tokens))
+        pieces = [run(piece, past_kv_cache=cache) for piece in tokens.split(3, dim=1)]
+        close(torch.cat(pieces, dim=1)[:, 4:], whole[:, 4:])
+
+
+@pytest.mark.parametrize("prepends", [True, False])
+@torch.no_grad()
+def test_a_text_may_begin_with_the_padding_token(model: HookedTransformer, prepends: bool):
+    model.set_tokenizer(word_tokenizer(eos_token="<eos>"), default_padding_side="left")
+    options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+    text, bare = "<eos> the cat", HookedTransformer(model.cfg)
+    bare.load_state_dict(model.state_dict())
+    tokens = model.to_tokens(text, prepend_bos=prepends)
+    assert tokens.tolist() == [[2] * prepends + [2, 3, 4]]
+    expected, logits = greedy(bare, tokens, 5), bare(tokens)
+    close(model(text, prepend_bos=prepends), logits)
+    close(model.run_with_cache(text, prepend_bos=prepends)[0], logits)
+    close(model.run_with_cache(text, prepend_bos=prepends, attention_mask=None)[0], logits)
+    for cached in (True, False):
+        made = model.generate(text, 5, use_past_kv_cache=cached, prepend_bos=prepends, **options)
+        assert torch.equal(made, expected)
 
 
 def test_rows_that_have_ended_are_filled_up(model: HookedTransformer):
