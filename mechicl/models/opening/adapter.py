@@ -95,12 +95,18 @@ class ModelAdapter:
         if not self.reads_prompts:
             return self._select_read(self._run_other(tokens, hooks, **options))
         with self.model.hooks(fwd_hooks=list(hooks)) if hooks else nullcontext():
-            return self._select_read(self.model(tokens, at=self.at, **options))
+            return self._select_read(self.model(tokens, at=self.at, **options, **self._seeing_all(tokens)))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return the predictions of a run, and all activations by hook name."""
-        outputs, cache = self.model.run_with_cache(tokens, **({"at": self.at} if self.reads_prompts else {}))
+        options = {"at": self.at} if self.reads_prompts else {}
+        outputs, cache = self.model.run_with_cache(tokens, **options, **self._seeing_all(tokens))
         return self._select_read(outputs), cache
+
+    def _seeing_all(self, tokens: Tensor) -> dict[str, Tensor]:
+        """The mask of a run in which no token id of our model is padding, as in runs that resume from a stream."""
+        is_ids = self.ours and not tokens.is_floating_point()
+        return {"attention_mask": torch.ones_like(tokens)} if is_ids else {}
 
     @property
     def caches(self) -> bool:

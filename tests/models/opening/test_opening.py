@@ -11,7 +11,9 @@ from torch.testing import assert_close
 from transformer_lens.model_bridge.sources import boot_native
 
 import mechicl
+from mechicl.analysis import patch
 from mechicl.analysis.circuits import Edge, Node
+from mechicl.models import TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edits import check_edits, without_user_hooks
@@ -32,6 +34,7 @@ from tests.analysis.interventions.oracles import (
 )
 from tests.families import open_family, token_ids
 from tests.models.modules import NanoGPT
+from tests.models.transformer.test_lens import word_tokenizer
 from tests.models.wrapping.test_wrapped import PARTS
 from tests.strategies import configs, random_model
 
@@ -49,6 +52,23 @@ def test_recording_in_batches(batch_size):
         assert_close(activation, recorded(model, prompts, name))
         assert not activation.requires_grad
     assert_close(adapter.predict(tokens, batch_size), run(model, prompts))
+
+
+def test_a_first_token_with_the_id_of_padding_is_read():
+    cfg = TransformerConfig(d_vocab=8, n_ctx=6, n_layers=2, d_model=8, d_head=4, default_prepend_bos=False)
+    bare, model = random_model(cfg), random_model(cfg)
+    model.set_tokenizer(word_tokenizer(eos_token="<eos>"), default_padding_side="left")  # also begins texts and pads
+    tokens = torch.tensor([[2, 3, 4, 5], [2, 7, 6, 3]])
+    adapter, expected = ModelAdapter(model, "positions"), bare(tokens)
+    assert not torch.allclose(model(tokens), expected)  # hidden there
+    name = hook_name("z", 1)
+    predictions, recorded = adapter.predict_and_record(adapter.encode(tokens), [name], 1)
+    assert_close((predictions, recorded[name]), (expected, bare.run_with_cache(tokens)[1][name]))
+    assert_close(adapter.run_with_cache(tokens)[0], expected)
+    assert_close(adapter.run_cached(tokens)[0], expected)
+    for component in ("z", "resid_pre"):
+        patched = patch(model, tokens, tokens, component, axes=("layer", "pos"), metrics={}, progress=False).predictions
+        assert_close(patched, expected[:, -1].expand_as(patched))
 
 
 def refuse(model: Any, component: str, layer: int = 1) -> None:
