@@ -23,8 +23,9 @@ def convert_weights(
 ) -> dict[str, Tensor]:
     """Name and reshape a family's weights as ours; ValueError if some are missing, not used, or of another shape.
 
-    Matrices are views; each tensor is used once. `outline` has the shapes of our weights. Of the file's `n_layers`
-    layers those beyond `cfg.n_layers` are left out; our biases that the family `lacks` become 0.
+    Matrices are views; each tensor is used once; sums and products are computed in the config's dtype. `outline` has
+    the shapes of our weights. Of the file's `n_layers` layers those beyond `cfg.n_layers` are left out; our biases that
+    the family `lacks` become 0.
     """
     left, converted, missing, shapes = dict(weights), {}, set(), {}
     last = tuple(f"{family.blocks}.{layer}." for layer in range(cfg.n_layers, n_layers))
@@ -89,11 +90,11 @@ def _reshape(family: Family, cfg: TransformerConfig, module: str, kind: str, ten
     """Return the parameters that a tensor `[out in]` or `[out]` contains."""
     leaf, is_matrix, d_head = module.rpartition(".")[2], kind == "weight", cfg.d_head
     if leaf.startswith("ln") or leaf.endswith("norm"):
-        return [tensor + family.norm_offset] if family.norm_offset else [tensor]
+        return [tensor.to(cfg.torch_dtype) + family.norm_offset] if family.norm_offset else [tensor]
     if leaf == "E":
         if not family.scale_embedding:
             return [tensor]
-        return [tensor * embedding_scale(cfg.d_model, tensor.dtype)]
+        return [tensor.to(cfg.torch_dtype) * embedding_scale(cfg.d_model, cfg.torch_dtype)]
     if leaf == "pos":
         return [tensor[family.position_offset :][: cfg.n_ctx]]
     if is_matrix and family.transposed and leaf != "U":

@@ -117,18 +117,19 @@ def _common_fields(config: Any) -> Fields:
     groups = getattr(config, "num_key_value_heads", None)
     return {
         "prompt_format": "token_ids", "n_layers": config.num_hidden_layers, "n_heads": n_heads, "d_model": d_model,
-        "d_head": d_head, "d_mlp": _first(config, "intermediate_size", "n_inner", "ffn_dim") or 4 * d_model,
+        "d_head": d_head,
+        "d_mlp": _first(config, "intermediate_size", "n_inner", "ffn_dim", otherwise=4 * d_model),
         "d_vocab": config.vocab_size, "n_ctx": getattr(config, "max_position_embeddings", None),
         "n_key_value_heads": None if groups in (None, n_heads) else groups,
         "act_fn": _first(config, "hidden_act", "activation_function", "hidden_activation", "activation"),
-        "eps": _first(config, "layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps") or 1e-5,
+        "eps": _first(config, "layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", otherwise=1e-5),
         "normalization_type": "LN", "attn_scale": math.sqrt(d_head),
         "tie_word_embeddings": bool(config.tie_word_embeddings),
     }  # fmt: skip
 
 
-def _first(config: Any, *names: str) -> Any:
-    return next((value for value in (_declared(config, name) for name in names) if value is not None), None)
+def _first(config: Any, *names: str, otherwise: Any = None) -> Any:
+    return next((value for value in (_declared(config, name) for name in names) if value is not None), otherwise)
 
 
 def _declared(config: Any, name: str) -> Any:
@@ -155,7 +156,8 @@ def _rotary(config: Any) -> Fields:
     if rope["rope_type"] not in ("default", *ROPE_TYPES):
         raise UnsupportedModelError(f"rope_type={rope['rope_type']!r}")
     if rope["rope_type"] != "default":
-        fields["rope_scaling"] = dict(rope)
+        # n_ctx may be another number
+        fields["rope_scaling"] = {**rope, "max_position_embeddings": config.max_position_embeddings}
     if local is not None and "sliding_attention" in config.layer_types:
         if local["rope_type"] != "default":
             raise UnsupportedModelError(f"rope_type={local['rope_type']!r} of local layers")
@@ -279,7 +281,9 @@ def _gemma(config: Any) -> Fields:
         return _llama(config, **scale)
     fields = _llama(config, norm_location="both", **scale)
     fields["attn_scale"] = math.sqrt(config.query_pre_attn_scalar)
-    caps = {"attn_scores": config.attn_logit_softcapping, "output_logits": config.final_logit_softcapping}
+    caps = {"output_logits": config.final_logit_softcapping}
+    if config.model_type == "gemma2":  # transformers does not apply that of Gemma 3
+        caps["attn_scores"] = config.attn_logit_softcapping
     fields |= {f"{place}_soft_cap": cap for place, cap in caps.items() if cap is not None}
     return fields | ({"use_qk_norm": True, "qk_norm_over": "head"} if config.model_type == "gemma3_text" else {})
 

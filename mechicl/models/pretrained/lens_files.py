@@ -60,6 +60,8 @@ class LensFiles:
             fields.pop(decided_by_weights, None)
         positions = "shortformer" if self.config.get("shortformer_pos") else "standard"
         fields = {"positional_embedding_type": positions} | fields | {"normalization_type": norm}
+        if kinds := fields.get("attn_types"):
+            fields["attn_types"] = kinds[: changes.get("n_layers")]
         return HookedTransformerConfig(**fields | changes)  # type: ignore[return-value]
 
     def read(self, cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -97,6 +97,8 @@ def from_transformers(
     n_layers, fields = translated["n_layers"], dict(fields or {})
     if fields.get("n_layers", 0) > n_layers:
         raise ValueError(f"first_n_layers={fields['n_layers']}, but the model has {n_layers} layers")
+    if kinds := translated.get("attn_types"):
+        translated["attn_types"] = kinds[: fields.get("n_layers")]
     cfg = TransformerConfig(**translated | fields | {"dtype": kept, "device": "meta"})
     weights, lacks = hf_model.state_dict(), family.lacks(config)
 

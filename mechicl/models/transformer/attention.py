@@ -83,10 +83,10 @@ def rotary_frequencies(
     from transformers import PretrainedConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = {"rope_theta": cfg.rotary_base, **cfg.rope_scaling}
+    parameters = {"rope_theta": cfg.rotary_base, "max_position_embeddings": cfg.n_ctx, **cfg.rope_scaling}
     parameters["partial_rotary_factor"] = cfg.rotary_dim / cfg.d_head
     sizes: dict[str, Any] = {"hidden_size": cfg.d_model, "head_dim": cfg.d_head, "num_attention_heads": cfg.n_heads}
-    sizes |= {"max_position_embeddings": cfg.n_ctx, "rope_parameters": parameters}
+    sizes |= {"max_position_embeddings": parameters.pop("max_position_embeddings"), "rope_parameters": parameters}
     return ROPE_INIT_FUNCTIONS[str(parameters["rope_type"])](PretrainedConfig(**sizes), device, seq_len=n_pos)
 
 

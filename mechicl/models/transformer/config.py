@@ -142,7 +142,8 @@ class TransformerConfig:
         rotary_base_local: base of the rotary wavelengths of local layers, whose frequencies are not scaled (Gemma 3).
         rotary_float32: compute rotary angles in float32 whatever the dtype, as transformers does.
         rope_scaling: change of the rotary frequencies for longer texts, as transformers has it:
-            `{"rope_type": "llama3", "factor": 8.0, ...}`, or "linear", "dynamic", "yarn" or "longrope".
+            `{"rope_type": "llama3", "factor": 8.0, ...}`, or "linear", "dynamic", "yarn" or "longrope"; also with the
+            `max_position_embeddings` that these scale from, by default n_ctx.
         attn_bias: biases in q, k, v and the output of attention; by default with normalization, and for token ids.
         read_bias: biases in a linear read-out, and in a linear read-in of points; by default as attn_bias.
         initializer_range: standard deviation of the blocks' initial weights (normal, cut at two deviations); by

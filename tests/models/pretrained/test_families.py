@@ -1,5 +1,6 @@
 """Families of language models as `HookedTransformer`s: names, shapes and values of weights, and what is refused."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ IGNORED: list[tuple[str, dict[str, Any]]] = [
     *((name, {"layer_norm_eps": 0.5}) for name in ("Llama", "Qwen3", "Phi-3")), ("OLMo", {"rms_norm_eps": 0.5}),
     *((name, {"hidden_act": "relu"}) for name in ("GPT-2", "GPT-J", "Gemma 2")),
     ("Mistral", {"sliding_window": 3, "layer_types": ["full_attention"] * 3}),
+    ("Gemma 3", {"attn_logit_softcapping": 0.5}),
 ]  # fmt: skip
 
 
@@ -59,6 +61,35 @@ def test_logits_in_float32(name: str):
     theirs, tokens = make_variant(name), token_ids(0, n_pos=12)
     ours = from_transformers(HookedTransformer, theirs)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+LONG = {name: value for name, value in VARIANTS["Phi-3, longrope"][1]["rope_parameters"].items() if name != "factor"}
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    ("Llama, dynamic", {}), ("Phi-3, longrope", {"rope_parameters": LONG, "max_position_embeddings": 256}),
+], ids=["dynamic", "longrope"])  # fmt: skip
+@pytest.mark.parametrize("n_ctx", [12, 16, 300])
+@torch.no_grad()
+def test_rotary_frequencies_do_not_depend_on_the_largest_length(name: str, fields: dict[str, Any], n_ctx: int):
+    theirs = make_variant(name, **fields)
+    ours = from_transformers(HookedTransformer, theirs, fields={"n_ctx": n_ctx})
+    for n_pos in (6, 12):
+        tokens = token_ids(0, n_pos=n_pos)
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Gemma", "Gemma, own head", "Gemma 2", "Gemma 3"])
+def test_weights_are_shifted_and_scaled_in_the_type_that_they_are_opened_in(name: str):
+    rounded = make_variant(name).bfloat16()
+    ours = from_transformers(HookedTransformer, rounded, dtype=torch.float32)
+    again = from_transformers(HookedTransformer, copy.deepcopy(rounded).float())
+    assert ours.cfg.embedding_scale == again.cfg.embedding_scale
+    torch.testing.assert_close(ours.state_dict(), again.state_dict(), rtol=0, atol=0)
+    half = from_transformers(HookedTransformer, make_variant(name), dtype=torch.bfloat16)
+    tokens = token_ids(0)
+    torch.testing.assert_close(half.embed(tokens), rounded.get_input_embeddings()(tokens), rtol=0, atol=0)
+    assert half.cfg.embedding_scale == from_transformers(HookedTransformer, rounded).cfg.embedding_scale
 
 
 # ---- what is refused ----

@@ -83,6 +83,17 @@ def test_the_first_layers_and_positions(saved):
         open_plain(folder, n_ctx=17)
 
 
+@pytest.mark.parametrize("name", ["GPT-Neo", "Mistral", "Qwen2, windows", "Gemma 2", "Gemma 3", "Phi-3, window"])
+@pytest.mark.parametrize("n_layers", [1, 2])
+@torch.no_grad()
+def test_the_first_layers_of_models_with_windows(name: str, n_layers: int):
+    theirs, tokens = make_variant(name), token_ids(0, n_pos=12)
+    short = open_plain("mine", hf_model=theirs, first_n_layers=n_layers, tokenizer=make_tokenizer())
+    hidden = theirs(tokens, output_hidden_states=True).hidden_states[n_layers]
+    stream = short.run_with_cache(tokens)[1][f"blocks.{n_layers - 1}.hook_resid_post"]
+    torch.testing.assert_close(stream, hidden, atol=1e-4, rtol=1e-4)
+
+
 def test_types_and_devices(saved):
     folder, theirs = saved
     theirs.to(torch.bfloat16).save_pretrained(folder)
@@ -235,6 +246,7 @@ def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:
     {"normalization": "LN", "final_rms": True},
     {"normalization_type": "LN", "parallel_attn_mlp": True, "output_logits_soft_cap": 0.5, "eps": 0.3, "lr": 0.1},
     {"normalization_type": "LN", "attention_dir": "bidirectional", "attn_scale": 5.0, "dtype": "torch.float64"},
+    {"normalization_type": "LN", "use_local_attn": True, "window_size": 3, "attn_types": ["global", "local"]},
 ])  # fmt: skip
 @torch.no_grad()
 def test_models_of_transformer_lens(tmp_path, config):

@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "tie_word_embeddings": True}),
     "Qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
     "Gemma, own head": ("Gemma", {"tie_word_embeddings": False}),
+    "Llama, no epsilon": ("Llama", {"rms_norm_eps": 0.0}),
     "Llama, YaRN": ("Llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "original_max_position_embeddings": 8}}),
     "Llama, dynamic": ("Llama", {"rope_parameters": ROPE | {"rope_type": "dynamic"}, "max_position_embeddings": 8}),
     "Gemma 3": ("Gemma 3", {"layer_types": MIXED, "rope_parameters": {
