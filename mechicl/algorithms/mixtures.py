@@ -13,9 +13,11 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.algorithms.least_squares import EPSILON, LOST
 from mechicl.algorithms.sizes import Sized
-from mechicl.algorithms.spectra import context_moments, in_parts, linear_trajectory, n_before, selected, sums_before
+from mechicl.algorithms.spectra import ConditioningWarning, in_parts, linear_trajectory, n_before, sums_before
 from mechicl.base.arguments import Count, NonNegative, Positive, checked
+from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -43,13 +45,15 @@ def mixture_bayes(
     Args:
         noise_stds: standard deviations of the label noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
+
+    Warns:
+        ConditioningWarning: inputs or targets are so large next to the noise that few digits of the evidence are right.
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
     if not noise_stds or len(stds) != len(noise_stds):
         raise ValueError(f"weight_stds must be one, or one for each of noise_stds, got {weight_stds} for {noise_stds}")
-    every = torch.arange(prompts.x_dim)[None]
-    models = [(every, noise_std, weight_std) for noise_std, weight_std in zip(noise_stds, stds, strict=True)]
-    return _averaged(prompts, models, "Bayes over settings", at, with_weights)
+    supports = torch.arange(prompts.x_dim).expand(len(stds), -1)
+    return _averaged(prompts, supports, tuple(noise_stds), stds, "Bayes over settings", at, with_weights)
 
 
 @checked
@@ -71,67 +75,93 @@ def sparse_bayes(
         sparsity: number of weights that are not zero, 1 to x_dim.
         noise_std: standard deviation of the label noise; below 1e-4 times `weight_std`, that value is assumed.
         weight_std: standard deviation of the weights that are not zero.
+
+    Warns:
+        ConditioningWarning: inputs or targets are so large next to the noise that few digits of the evidence are right.
     """
     if sparsity > prompts.x_dim:
         raise ValueError(f"sparsity must be 1 to x_dim={prompts.x_dim}, got {sparsity}")
     supports = torch.tensor(list(itertools.combinations(range(prompts.x_dim), sparsity)))
-    models = [(supports, max(noise_std, NO_NOISE * weight_std), weight_std)]
-    return _averaged(prompts, models, "Bayes over supports", at, with_weights)
+    noise_std = max(noise_std, NO_NOISE * weight_std)
+    return _averaged(prompts, supports, (noise_std,), (weight_std,), "Bayes over supports", at, with_weights)
 
 
-_Models = Sequence[tuple[Int[Tensor, "support s"], float, float]]
-"""The inputs that count, in each of several models of one size; standard deviations of their noise and weights."""
+def _averaged(
+    prompts: Prompts,
+    supports: Int[Tensor, "model s"],
+    noise_stds: Sequence[float],
+    weight_stds: Sequence[float],
+    name: str,
+    at: PointsAt,
+    with_weights: bool,
+) -> Trajectory:
+    """Average the weights over all models by their posterior.
 
-
-def _averaged(prompts: Prompts, models: _Models, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
-    """Average the weights over all supports of all models by their posterior."""
-    per_prompt = (prompts.n_context + 1) * max(
-        len(supports) * supports.shape[1] * max(supports.shape[1], prompts.y_dim) for supports, _, _ in models
+    A model has the inputs that count, and a noise level and a scale of the weights, each one for all or one a model.
+    """
+    supports = supports.to(prompts.device)
+    noises, scales = (
+        torch.tensor(stds, dtype=torch.float64, device=prompts.device) for stds in (noise_stds, weight_stds)
     )
+    errors = []
 
     def run(part: Prompts) -> Trajectory:
-        second, cross = context_moments(part, at)
-        squares = selected(sums_before(part.ys.double().square().sum(-1)[..., None, None])[..., 0], at)
-        numbers = n_before(part, at)[:, None]
-        evidences, weights = [], []
-        for supports, noise_std, weight_std in models:
-            evidence, means = _fit(second, cross, squares, numbers, supports.to(part.device), noise_std, weight_std)
-            evidences.append(evidence)
-            weights.append((means, torch.nn.functional.one_hot(supports, part.x_dim).to(second)))
-        posterior = torch.cat(evidences, -1).softmax(-1).split([each.shape[-1] for each in evidences], -1)
-        mean = torch.stack([
-            einsum(p, w, places, "prompt point k, prompt point k s y, k s x -> prompt point x y")
-            for p, (w, places) in zip(posterior, weights, strict=True)
-        ]).sum(0)  # fmt: skip
+        evidence, weights, error = _fit(part, supports, noises, scales, at)
+        errors.append(error)
+        places = torch.nn.functional.one_hot(supports, part.x_dim).double()
+        posterior = evidence.softmax(-1)
+        mean = einsum(posterior, weights, places, "prompt point k, prompt point k s y, k s x -> prompt point x y")
         return linear_trajectory(part, mean, name, at, with_weights)
 
-    return in_parts(prompts, max(per_prompt, prompts.x_dim**2), run)
+    n_points = prompts.n_context + 1 if at == "points" else 1
+    size = supports.shape[1]
+    fitted = in_parts(prompts, max(n_points * supports.numel() * (size + prompts.y_dim), prompts.x_dim**2), run)
+    if (error := max(errors)) > LOST:
+        warn(
+            f"{name} weights models by residuals that rounding changes by up to {error:.1g} of the noise: divide "
+            "inputs and targets by a constant, or assume more noise",
+            ConditioningWarning,
+        )
+    return fitted
 
 
 def _fit(
-    second: Float[Tensor, "prompt point x x"],
-    cross: Float[Tensor, "prompt point x y"],
-    squares: Float[Tensor, "prompt point 1"],
-    numbers: Int[Tensor, "point 1"],
-    supports: Int[Tensor, "support s"],
-    noise_std: float,
-    weight_std: float,
-) -> tuple[Float[Tensor, "prompt point support"], Float[Tensor, "prompt point support s y"]]:
-    """Return the log-evidence of each prefix, up to a constant, and posterior mean weights, for each support.
+    prompts: Prompts,
+    supports: Int[Tensor, "model s"],
+    noise_std: Float[Tensor, "#model"],
+    weight_std: Float[Tensor, "#model"],
+    at: PointsAt,
+) -> tuple[Float[Tensor, "prompt point model"], Float[Tensor, "prompt point model s y"], float]:
+    """Return the log-evidence of each prefix, up to a constant, and the posterior mean weights, for each model.
 
     With A = S + (σ²/τ²) I on the support, targets have log-density
-    `-(n/2) log σ² - log|A τ²/σ²|/2 - (YᵀY - BᵀA⁻¹B) / (2σ²)` for each dimension.
+    `-(n/2) log σ² - log|A τ²/σ²|/2 - (YᵀY - BᵀA⁻¹B) / (2σ²)` for each dimension. Neither A nor the difference is
+    computed, which lose digits: Givens rotations add point after point to the triangle R of [X Y], with A = RᵀR, and
+    leave residuals, whose squares sum to the difference. The third result is the rounding of residuals over σ.
     """
-    y_dim, size = cross.shape[-1], supports.shape[1]
-    chosen = second[:, :, supports[:, :, None], supports[:, None, :]]
-    targets = cross[:, :, supports]
-    ratio = (noise_std / weight_std) ** 2
-    factor = torch.linalg.cholesky(chosen + ratio * torch.eye(size).to(chosen))
-    weights = torch.cholesky_solve(targets, factor)
-    log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - size * math.log(ratio)
-    explained = (targets * weights).sum((-2, -1))
-    determinant = numbers.double() * math.log(noise_std) + log_determinant / 2
-    return -y_dim * determinant - (squares - explained) / noise_std / (2 * noise_std), weights
+    least = 1e-150  # whose square does not underflow
+    noise_std, size = noise_std.clamp(min=least), supports.shape[1]
+    ratio = (noise_std / weight_std).clamp(min=least)[:, None]
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    start = torch.eye(size, size + prompts.y_dim).to(xs)
+    rows = list((ratio[..., None] * start).expand(len(xs), len(supports), -1, -1).unbind(-2))
+    triangles, costs = [torch.stack(rows, -2)], [xs.new_zeros(len(xs), len(supports))]
+    for x, y in zip(xs[:, :-1].unbind(1), ys.unbind(1), strict=False):
+        point = torch.cat([x[:, supports], y[:, None].expand(-1, len(supports), -1)], -1)
+        for i, row in enumerate(rows):
+            length = torch.hypot(row[..., i : i + 1], point[..., i : i + 1])
+            cosine, sine = row[..., i : i + 1] / length, point[..., i : i + 1] / length
+            rows[i], point = cosine * row + sine * point, cosine * point - sine * row
+        cost = costs[-1] + (point[..., size:] / noise_std[:, None]).square().sum(-1)
+        costs = [*(costs if at == "points" else ()), cost.clamp(max=1e300)]
+        triangles = [*(triangles if at == "points" else ()), torch.stack(rows, -2)]
+    right, solved = torch.stack(triangles, 1).split([size, prompts.y_dim], -1)
+    weights = torch.linalg.solve_triangular(right, solved, upper=True)
+    determinant = n_before(prompts, at).double()[:, None] * noise_std.log()
+    determinant = determinant + (right.diagonal(dim1=-2, dim2=-1) / ratio).log().sum(-1)
+    largest_x, largest_y = (max(each.detach().flatten(1).norm(dim=-1).tolist(), default=0.0) for each in (xs, ys))
+    error = EPSILON * torch.maximum(largest_x / ratio[:, 0], largest_y / noise_std).amax().item()
+    return -prompts.y_dim * determinant - torch.stack(costs, 1) / 2, weights, error
 
 
 # ---- finite pools ----

@@ -60,6 +60,53 @@ def test_sparse_bayes_weights_all_choices_of_inputs_by_their_evidence(sparsity, 
     np.testing.assert_allclose(predictions.numpy(), over_prefixes(prompts, average(models)), rtol=1e-6, atol=1e-9)
 
 
+def from_rows(models):
+    """As `average`, by least squares on [X / σ; I / τ]: residuals and singular values, and no squares of inputs."""
+
+    def predict(xs, ys, query):
+        logs, means = [], []
+        for inputs, noise_std, weight_std in models:
+            rows = np.vstack([xs[:, inputs] / noise_std, np.eye(len(inputs)) / weight_std])
+            sides = np.vstack([ys / noise_std, np.zeros((len(inputs), ys.shape[1]))])
+            weights = np.linalg.lstsq(rows, sides, rcond=None)[0]
+            size = np.log(np.linalg.svd(rows * weight_std, compute_uv=False)).sum() + len(xs) * np.log(noise_std)
+            logs.append(-ys.shape[1] * size - np.square(sides - rows @ weights).sum() / 2)
+            means.append(query[inputs] @ weights)
+        posterior = np.exp(np.array(logs) - max(logs))
+        return (posterior[:, None] * np.array(means)).sum(0) / posterior.sum()
+
+    return predict
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.algorithms.ConditioningWarning")
+@pytest.mark.parametrize("c", [1.0, 1e2, 1e4, 1e6])
+def test_sparse_bayes_loses_no_digits_of_large_inputs(c):
+    prompts = SparseLinearRegression(x_dim=5, n_context=8, sparsity=3).sample(20, seed=0, dtype=torch.float64)
+    scaled = Prompts(c * prompts.xs, c * prompts.ys)
+    models = [(list(inputs), 1e-4, 1.0) for inputs in itertools.combinations(range(5), 3)]
+    expected = over_prefixes(scaled, from_rows(models))
+    for at in ("points", "query"):
+        found = algorithms.sparse_bayes(scaled, sparsity=3, at=at).predictions[0].numpy()
+        np.testing.assert_allclose(found / c, expected[:, -found.shape[1] :] / c, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("c", "noise_stds"), [(1.0, (1e-8, 5e-8)), (1e5, (1e-4, 1.0))])
+def test_mixture_bayes_loses_no_digits_of_little_noise(c, noise_stds):
+    prompts = make_prompts(x_dim=3, n_context=6)
+    noise = noise_stds[0] * torch.randn(prompts.ys.shape, generator=torch.Generator().manual_seed(0)).double()
+    scaled = Prompts(c * prompts.xs, c * prompts.xs @ torch.ones(3, 1).double() + noise)
+    models = [([0, 1, 2], noise_std, 1.0) for noise_std in noise_stds]
+    found = algorithms.mixture_bayes(scaled, noise_stds=noise_stds).predictions[0]
+    np.testing.assert_allclose(found / c, over_prefixes(scaled, from_rows(models)) / c, rtol=0, atol=1e-6)
+
+
+def test_bayes_warns_where_rounding_is_as_large_as_the_noise():
+    prompts = make_prompts()
+    with pytest.warns(algorithms.ConditioningWarning, match="residuals that rounding changes by up to"):
+        found = algorithms.mixture_bayes(prompts, noise_stds=(1e-300, 1e-17)).predictions
+    assert found.isfinite().all()
+
+
 def test_without_noise_one_point_more_than_weights_settles_them():
     task = SparseLinearRegression(x_dim=6, n_context=8, sparsity=2)
     prompts = task.sample(200, seed=0, dtype=torch.float64)
