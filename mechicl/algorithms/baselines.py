@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
+from mechicl.algorithms.least_squares import EPSILON
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     ConditioningWarning,
@@ -214,17 +215,18 @@ def _grow(prompts: Prompts, depth: int, at: PointsAt) -> Float[Tensor, "prompt p
     for _ in range(depth):
         count, total = with_it.sum(-1, keepdim=True), with_it @ ys  # [prompt point 1], [prompt point y]
         above = with_it @ positive  # [prompt point x]: how many are on the positive side of each input
-        sums = torch.einsum("npo,nox,noy->npxy", with_it, positive, ys)
         below = count - above
-        # the squared error falls by |sum|²/n of either side less that of both
-        gain = sums.square().sum(-1) / above.clamp(min=1)
-        gain = gain + (total[:, :, None] - sums).square().sum(-1) / below.clamp(min=1)
-        gain = gain - total.square().sum(-1, keepdim=True) / count.clamp(min=1)
-        size = torch.einsum("npo,no->np", with_it, ys.square().sum(-1))[..., None]
-        splits = (above > 0) & (below > 0) & (gain > 1e-12 * size)
+        mean = total / count.clamp(min=1)
+        residuals = with_it[..., None] * (ys[:, None] - mean[:, :, None])  # [prompt point other y]
+        # the squared error falls by |sum|²/n of either side, of residuals whose sums are opposite
+        sums = torch.einsum("npoy,nox->npxy", residuals, positive).square().sum(-1)
+        gain = sums * count / (above * below).clamp(min=1)
+        size = residuals.square().sum((-2, -1))[..., None]
+        rounding = 4 * EPSILON * (size * (size + count * mean.square().sum(-1, keepdim=True))).sqrt()
+        splits = (above > 0) & (below > 0) & (gain > 1e-12 * size + rounding)
         # of gains that are equal but for rounding the first counts
         best = gain.masked_fill(~splits, -torch.inf)
-        best = (best >= best.amax(-1, keepdim=True) - 1e-10 * size).double().argmax(-1, keepdim=True)
+        best = (best >= best.amax(-1, keepdim=True) - 1e-10 * size - rounding).double().argmax(-1, keepdim=True)
         growing = growing & splits.any(-1)
         side = queries.gather(-1, best)  # [prompt point 1]
         chosen = positive.mT.gather(1, best.expand(-1, -1, positive.shape[1]))  # [prompt point other]

@@ -117,6 +117,15 @@ def test_a_tree_is_grown_by_recursion_on_every_prefix(depth, y_dim):
     assert_grown(make_prompts(n_prompts=10, n_context=25, y_dim=y_dim), depth)
 
 
+@pytest.mark.parametrize("mean", [1e3, -1e6])
+def test_a_tree_splits_as_without_the_mean_of_the_targets(mean):
+    prompts = make_prompts(n_prompts=10, n_context=25, y_dim=2)
+    ys = (1024 * prompts.ys).round() / 1024  # to which the mean is added exactly
+    expected = over_prefixes(Prompts(prompts.xs, ys), grow(3))
+    predictions = algorithms.greedy_tree(Prompts(prompts.xs, ys + mean), depth=3).predictions[0, :, 1:]
+    np.testing.assert_allclose(predictions - mean, expected[:, 1:], rtol=0, atol=1e-8)
+
+
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(0, 8))
 def test_a_tree_of_whole_numbers_and_ties(seed, depth, n_context):
     random = np.random.default_rng(seed)
