@@ -38,8 +38,9 @@ def ols(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) 
     """Predict by ordinary least squares, `S⁺ B`: the solution of minimum norm where the context allows several.
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below `ε
-    max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. Source:
-    Fu et al. 2024, section 3.1.
+    max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. (Prompts
+    of half precision have that of float32, as theirs would exclude much of an ordinary context.) Source: Fu et al.
+    2024, section 3.1.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -143,8 +144,7 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
     rows = torch.cat(doubtful).nonzero()[:, 0]
     if not len(rows):
         return fitted
-    # noise of the inputs' own precision counts as none, as in numpy.linalg.lstsq
-    noise = torch.finfo(prompts.dtype).eps * max(prompts.n_context, prompts.x_dim)
+    noise = relative_noise(prompts)
     errors = []
 
     def exact_filters(eigenvalues: Tensor) -> Tensor:
@@ -171,6 +171,12 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
     return Trajectory(fitted.steps, predictions, name, weights)
 
 
+def relative_noise(prompts: Prompts) -> float:
+    """Return the share of the largest singular value up to which others count as absent (see `ols`)."""
+    epsilon = min(torch.finfo(prompts.dtype).eps, torch.finfo(torch.float32).eps)
+    return epsilon * max(prompts.n_context, prompts.x_dim)
+
+
 def _are_doubtful(
     eigenvalues: Float[Tensor, "prompt point x"], penalty: float, prompts: Prompts
 ) -> Bool[Tensor, "prompt"]:
@@ -179,7 +185,8 @@ def _are_doubtful(
     numbers = n_before(prompts, "points" if n_points > 1 else "query")
     spanned = torch.arange(x_dim, device=eigenvalues.device) >= x_dim - numbers[:, None]
     largest = eigenvalues.detach().amax(-1, keepdim=True)
-    near_noise = (eigenvalues.detach() + penalty <= 1e-9 * largest) & (largest > 0)
+    limit = 1e-9 if penalty else max(1e-9, relative_noise(prompts) ** 2)
+    near_noise = (eigenvalues.detach() + penalty <= limit * largest) & (largest > 0)
     return (near_noise & spanned).flatten(1).any(1)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.algorithms.baselines import lasso
 from mechicl.algorithms.card import FILTER, LINEAR, Algorithm, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.kernel_smoothing import log_kernel
-from mechicl.algorithms.least_squares import LOST, ols, ridge
+from mechicl.algorithms.least_squares import EPSILON, LOST, ols, relative_noise, ridge, ridge_filter
 from mechicl.algorithms.recursive import at_queries, error_of, nearest_scale, online_gradient_descent
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
@@ -70,20 +70,38 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
     Args:
         bandwidth: h, in units of x.
         penalty: added to the diagonal of the kernel matrix: the variance of the noise over that of the function.
+
+    Warns:
+        ConditioningWarning: the kernel matrix plus `penalty` is nearly singular, as of equal points, so that few digits
+            may be right. Directions at the level of rounding count as absent.
     """
-    seen = earlier_points(prompts, at)
+    seen, n_points, errors = earlier_points(prompts, at), prompts.n_context + 1, []
+    noise = EPSILON * n_points**2  # of the kernel matrix, whose eigenvalues are at most n
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
         values = (log_kernel(xs, xs) / bandwidth**2).exp()
         both = seen[:, :, None] & seen[:, None]
-        matrices = torch.where(both, values[:, None], 0.0) + penalty * torch.eye(xs.shape[1]).to(xs)
+        identity = torch.eye(n_points).to(xs)
+        matrices = torch.where(both, values[:, None], identity * ~seen[:, None])
         ys = torch.where(seen[..., None], part.ys.double()[:, None], 0.0)
-        coefficients = torch.linalg.solve(matrices, ys)
+        if penalty > noise / LOST:
+            coefficients = torch.linalg.solve(matrices + penalty * identity, ys)
+        else:
+            eigenvalues, vectors = torch.linalg.eigh(matrices)
+            filters = ridge_filter(eigenvalues.clamp(min=0), penalty, n_context=n_points)
+            coefficients = vectors @ (filters[..., None] * (vectors.mT @ ys))
+            errors.extend((noise / (eigenvalues.detach().clamp(min=0) + penalty)).amax((-2, -1)).tolist())
         return one_step(part, (selected(values, at)[:, :, None] @ coefficients)[:, :, 0], "kernel ridge")
 
-    n_points = prompts.n_context + 1
-    return in_parts(prompts, n_points * n_points * max(3 * len(seen), prompts.x_dim), run)
+    fitted = in_parts(prompts, n_points * n_points * max(3 * len(seen), prompts.x_dim), run)
+    if (error := max(errors, default=0.0)) > LOST:
+        warn(
+            f"kernel_ridge(penalty={penalty:.3g}) on nearly equal points: coefficients of the kernel matrix's smallest "
+            f"eigenvalues are right to about {min(error, 1.0):.1g}, or left out. Take a larger penalty",
+            ConditioningWarning,
+        )
+    return fitted
 
 
 @checked
@@ -109,8 +127,7 @@ def huber(prompts: Sized, *, threshold: Positive, at: PointsAt = "points", with_
         each = (len(part), part.y_dim, len(seen), -1)  # [prompt y t point]
         # on the span of each prefix's points, in an orthonormal basis of which the fit has its least norm (see `ols`)
         basis, lengths, right = torch.linalg.svd(xs[:, None, None] * seen[..., None], full_matrices=False)
-        noise = torch.finfo(prompts.dtype).eps * max(prompts.n_context, prompts.x_dim)
-        absent = lengths <= (noise * lengths.amax(-1, keepdim=True)).clamp(min=1e-300)
+        absent = lengths <= (relative_noise(prompts) * lengths.amax(-1, keepdim=True)).clamp(min=1e-300)
         basis = basis.masked_fill(absent[..., None, :], 0.0)  # [prompt 1 t point span]
         to_inputs = (right / lengths.masked_fill(absent, torch.inf)[..., None]).mT  # [prompt 1 t x span]
 

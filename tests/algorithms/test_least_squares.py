@@ -74,6 +74,22 @@ def test_an_input_of_another_size_loses_no_digits(column, scale, at):
         torch.testing.assert_close((asked[..., None, :] @ fitted.weights[0])[..., 0, :], fitted.predictions[0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n", "size"), [(torch.float16, 9, 1e-2), (torch.bfloat16, 9, 0.1), (torch.float32, 400, 8e-5)]
+)
+def test_least_squares_and_huber_leave_out_the_same_directions(dtype, n, size):
+    made = make_prompts(n_context=n, x_dim=3)
+    made.xs[..., 1] = made.xs[..., 0] + size * made.xs[..., 1]
+    prompts, epsilon = made.to(dtype), torch.finfo(dtype).eps
+    limit = min(epsilon, torch.finfo(torch.float32).eps) * n  # above the least singular value in float32 alone
+    expected = [
+        x[-1] @ np.linalg.lstsq(x[:-1], y[:-1], rcond=limit)[0]
+        for x, y in zip(prompts.xs.double().numpy(), prompts.ys.double().numpy(), strict=True)
+    ]
+    for fitted in (algorithms.ols(prompts, at="query"), algorithms.huber(prompts, threshold=1e6, at="query")):
+        np.testing.assert_allclose(fitted.query()[0].float(), expected, rtol=epsilon, atol=1e-5)
+
+
 def test_the_user_is_warned_of_lost_digits():
     xs = make_prompts(n_context=9, x_dim=3).xs
     nearly = torch.cat([xs, xs[..., :1] + 1e-11 * xs[..., 1:2] ** 2], dim=-1)

@@ -85,6 +85,23 @@ def test_predictions_equal_another_computation(name):
     torch.testing.assert_close(algorithm(PROMPTS, **settings, at="query").query()[0], torch.tensor(got[:, -1]))
 
 
+@pytest.mark.parametrize("penalty", [1e-12, 1e-15, 1e-16, 1e-300])
+def test_kernel_ridge_of_equal_points_and_little_penalty_averages_their_targets_and_warns(penalty):
+    xs, ys = ([[[value] for value in row]] for row in ([0.0, 0.0, 1.0, 0.0], [1.0, 3.0, 0.0, 0.0]))
+    prompts = Prompts(torch.tensor(xs, dtype=F64), torch.tensor(ys, dtype=F64))
+    with pytest.warns(algorithms.ConditioningWarning, match="kernel_ridge"):
+        found = algorithms.kernel_ridge(prompts, bandwidth=1.0, penalty=penalty).predictions[0, 0, :, 0].tolist()
+    assert found == pytest.approx([0.0, 1.0, 2 * np.exp(-0.5), 2.0], abs=1e-3 if penalty > 1e-13 else 1e-9)
+
+
+@pytest.mark.filterwarnings("error")
+def test_kernel_ridge_of_separate_points_is_exact_with_little_penalty():
+    xs, ys = (torch.tensor(values, dtype=F64)[None, :, None] for values in ([0.0, 1, 3, 7, 2], [1.0, -1, 2, 3, 0]))
+    found = algorithms.kernel_ridge(Prompts(xs, ys), bandwidth=1.0, penalty=1e-14, at="query").query().item()
+    kernel = np.exp(-np.square(xs[0].numpy() - xs[0, :, 0].numpy()) / 2)
+    assert found == pytest.approx(kernel[4, :4] @ np.linalg.solve(kernel[:4, :4], ys[0, :4, 0].numpy()), rel=1e-9)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_each_is_recognised_with_its_settings(name):
     algorithm, settings = CALLS[name]
