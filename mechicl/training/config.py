@@ -34,7 +34,8 @@ class TrainingConfig:
         optimizer: "adam", or "soap", which is Adam in each weight matrix's own axes: faster where deep models are
             ill-conditioned (see `training.SOAP`).
         learning_rate: learning rate after warm-up.
-        schedule: change of the learning rate after warm-up: "constant", or "cosine" down to 0 at the last step.
+        schedule: change of the learning rate after warm-up: "constant", or "cosine", half a wave that would
+            reach 0 at step `steps`, one after the last.
         warmup_steps: steps in which the learning rate grows linearly from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
         weight_decay: decoupled weight decay, as in AdamW: each step also multiplies all weights, biases and norms by

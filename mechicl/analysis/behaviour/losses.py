@@ -115,7 +115,8 @@ def regret(
             on token ids, or anything with `log_probabilities(sequences)`.
         task: a task of points or of tokens that has reference learners: see `algorithms.references(task)`.
         references: names of the task's references to measure, by default all; the loss of the first is subtracted.
-            The first by default is the best known. Some, such as training a network on each context, are slow.
+            The first by default is the best known, but for `GaussianClusters` see `algorithms.references`. Some, such
+            as training a network on each context, are slow.
         also: more learners to measure: a mapping from names, or a sequence of learners with names. As a control, for
             example `{"untrained": HookedTransformer(model.cfg, seed=1)}`.
         loss: loss of a prediction. For points "squared error" (the default), or where targets are classes, ±1 or
