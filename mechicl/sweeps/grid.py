@@ -63,7 +63,12 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
             raise ValueError(f"{word!r} must be an axis: field=value,value, or field=1:8 for 1 to 7")
         if name in axes:
             raise ValueError(f"{name} is given twice: write all its values with commas between them")
-        axes[name] = [value for part in text.split(",") for value in _parse(part)]
+        axes[name] = []
+        for part in text.split(","):
+            values = _parse(part) if part.strip() else []
+            if not values:
+                raise ValueError(f"{word!r} must have a value in each part between commas, got none in {part!r}")
+            axes[name] += values
     return axes
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ class OwnTable(TableTask):
     """Tables drawn from the rows of your own table, for a learner on your own data.
 
     Each table has other rows as context and as rows to predict, drawn without repeats. Numeric labels are scaled to
-    mean 0 and standard deviation 1 over the context's rows, so that nothing of the rows to predict is known.
+    mean 0 and standard deviation 1 over the context's rows, so that nothing of the rows to predict is known. Columns
+    whose values are so large next to their spread that the dtype would merge them, such as times in seconds, are
+    centred: their median is subtracted first.
 
     Attributes:
         cells: cells of all rows `[row column]`; NaN where one is missing.
@@ -132,12 +135,23 @@ class OwnTable(TableTask):
 
     def _draw(self, n: int, random: RandomTensors) -> Tables:
         rows = random.uniform(n, len(self.cells)).argsort(-1)[:, : self.n_context + self.n_queries]
-        xs, ys = (each.to(random.device)[rows] for each in (self.cells, self.labels))
+        xs, ys = (each.to(random.device)[rows] for each in (self._precise(random.dtype), self.labels))
         if not self.has_classes:
             context = ys[:, : self.n_context]
             scale = context.std(1, correction=0, keepdim=True)
             ys = (ys - context.mean(1, keepdim=True)) / torch.where(scale > 0, scale, 1.0)
         return Tables(xs.to(random.dtype), ys.to(random.dtype), self.n_context)
+
+    @cached_property
+    def _centred(self) -> Float[Tensor, "row column"]:
+        return self.cells.double() - self.cells.double().nanmedian(0).values
+
+    def _precise(self, dtype: torch.dtype) -> Float[Tensor, "row column"]:
+        """Return the cells, in float64 minus the column's median where the dtype would lose its differences."""
+        spread = self._centred.square().nanmean(0).sqrt()
+        lost = (self.cells - self.cells.to(dtype).double()).abs().nan_to_num(posinf=torch.inf).amax(0)
+        limit = max(1e-3, 100 * torch.finfo(dtype).eps) * spread
+        return torch.where((lost > limit) & (spread > 0), self._centred, self.cells)
 
     def __repr__(self) -> str:
         kind = f"{self.y_dim} classes" if self.has_classes else "numbers"

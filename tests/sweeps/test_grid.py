@@ -157,6 +157,8 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("call", "named"), [
     *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
     (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
+    *((lambda word=word: parse_axes([word]), f"{word}.*each part.*none in {part!r}") for word, part in (
+        ("task.n_tasks=1,5:3", "5:3"), ("a=1,,2", ""), ("a=1,", ""), ("a=0:0", "0:0"))),
     *((lambda over=over: read_axes(over), named) for over, named in [
         ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
         ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),

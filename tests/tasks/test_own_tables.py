@@ -91,6 +91,18 @@ def test_a_draw_has_other_rows_as_context_and_to_predict():
     assert tables.n_context == 22
 
 
+def test_a_column_that_the_dtype_would_merge_is_centred_and_others_stay():
+    columns = [1.7e9 + torch.arange(60.0).double(), 2000 + torch.arange(60.0).double(), torch.full((60,), 0.1).double()]
+    cells = torch.stack(columns, 1)
+    cells[5, 0] = math.nan
+    table = OwnTable(cells, torch.randn(60, 1).double(), n_context=59)
+    xs = table.sample_tables(1, seed=0).xs[0]
+    times = xs[~xs[:, 0].isnan(), 0].double().sort().values
+    assert (times - times[0]).tolist() == [i for i in range(60) if i != 5]
+    assert xs[:, 1].sort().values.tolist() == [2000.0 + i for i in range(60)]
+    assert xs[:, 2].unique().tolist() == [torch.tensor(0.1).item()]
+
+
 def test_labels_are_scaled_by_the_context_alone():
     tables = OwnTable.from_frame(FRAME, "price", n_context=12).replace(n_queries=4).sample_tables(5, seed=0)
     tables = tables.to(torch.float64)
