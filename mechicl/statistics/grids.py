@@ -1,17 +1,18 @@
 """Numbers measured over a grid: one row a model, one column an axis or a value."""
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from pandas.api.types import is_numeric_dtype
+from pandas.api.types import is_bool, is_numeric_dtype
 
 from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
-from mechicl.statistics.intervals import Interval, interval
+from mechicl.statistics.intervals import UNBOUNDED, Interval, interval
 
 SEED = "seed"
 FEW = 2
@@ -61,8 +62,9 @@ class GridTable:
         """Return the mean of a value with its confidence interval at each point of the grid, over seeds by default.
 
         Rows without the value (NaN) are left out and counted. Intervals of means suppose nearly normal values: for
-        three seeds Student's t gives 2.5 standard deviations to each side. For skewed values see
-        `statistics.median_interval`.
+        three seeds Student's t gives 2.5 standard deviations to each side. A column of True and False, or with the
+        numbers 0 and 1 and no other, is a share: its intervals are binomial (`statistics.interval`). For skewed values
+        see `statistics.median_interval`.
 
         Args:
             value: name of the value.
@@ -77,16 +79,21 @@ class GridTable:
             self._check_axis(name)
         if value not in self.values:
             raise ValueError(f"value must be one of {list(self.values)}, got {value!r}")
-        rows = []
+        rows = [
+            {**place, value: middle.mean, "low": middle.low, "high": middle.high, "n": middle.n, "missing": missing}
+            for place, middle, missing in self._cells(value, by)
+        ]
+        return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])
+
+    def _cells(self, value: str, by: list[str]) -> Iterator[tuple[dict[str, Any], Interval, int]]:
+        """Yield each point of the grid, the interval there, and how many rows lack the value."""
+        within = value_range(self.frame[value])
         parts = self.frame.groupby(by, sort=False, dropna=False) if by else [((), self.frame)]
         for place, part in parts:
             present = part[value].dropna()
             samples = torch.tensor(present.to_numpy(dtype=float))
-            middle = interval(samples)
             labels = dict(zip(by, place if isinstance(place, tuple) else (place,), strict=True))
-            numbers = {value: middle.mean, "low": middle.low, "high": middle.high}
-            rows.append({**labels, **numbers, "n": len(present), "missing": len(part) - len(present)})
-        return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])
+            yield labels, interval(samples, within=within), len(part) - len(present)
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return the rows: one for each model, with the columns of the axes and of the values."""
@@ -111,15 +118,18 @@ class GridTable:
         lines = [f"{len(self.frame)} models over {', '.join(self.axes)}; lowest and highest means over seeds:"]
         numbers = [name for name in self.values if is_numeric_dtype(self.frame[name]) and name != "diverged_at"]
         for value in numbers:
-            cells = self.intervals(value).dropna(subset=[value]).sort_values(value, kind="stable")
-            if len(cells) > 2 * FEW:
-                cells = pd.concat([cells.head(FEW), cells.tail(FEW)])
-            for cell in cells.to_dict("records"):
-                place = ", ".join(f"{name}={cell[name]}" for name in self.axes if name != SEED)
-                lines.append(
-                    f"  {value} {Interval(cell[value], cell['low'], cell['high'], cell['n'])}  {place}".rstrip()
-                )
+            found = self._cells(value, [name for name in self.axes if name != SEED])
+            cells = sorted((cell for cell in found if not math.isnan(cell[1].mean)), key=lambda cell: cell[1].mean)
+            for place, middle, _ in cells if len(cells) <= 2 * FEW else [*cells[:FEW], *cells[-FEW:]]:
+                label = ", ".join(f"{name}={each}" for name, each in place.items())
+                lines.append(f"  {value} {middle}  {label}".rstrip())
         return "\n".join(lines)
+
+
+def value_range(column: pd.Series) -> tuple[float, float]:
+    """Return the range of a column's values: 0 to 1 if they are True and False, or 0 and 1 and no other."""
+    known = column.dropna()
+    return (0.0, 1.0) if known.map(is_bool).all() or set(known) == {0, 1} else UNBOUNDED
 
 
 def _read_table(path: Path) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import torch
 
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, interval, median_interval
-from mechicl.statistics.grids import SEED, GridTable
+from mechicl.statistics.grids import SEED, GridTable, value_range
 from mechicl.viz import elements as draw
 
 DIVERGED = "diverged_at"
@@ -106,8 +106,8 @@ def lines(
 
     Seeds that diverged are left out; an infinite mean or median leaves a gap. Along an axis of names (kinds of
     attention, labels) there are points with bars. Up to ten seeds are also drawn as small points. Intervals of means
-    are Student's (they suppose a normal distribution); those of medians are bootstrap intervals, for few seeds the
-    seeds' range, which contains the true median with probability 75% for three seeds.
+    are Student's (they suppose a normal distribution), or binomial for a column of 0 and 1. Those of medians are
+    bootstrap intervals: for few seeds the seeds' range, which contains the true median with probability 75% for three.
 
     Args:
         table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not
@@ -131,14 +131,18 @@ def lines(
     xs, references = _ordered(frame[x]), references or {}
     groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
     seeds: dict[str, list[torch.Tensor]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     for group, part in groups:
         for column in values:
             label = [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
             name = ", ".join([*label, *([column] if len(values) > 1 else [])])
             name = name if name not in seeds else name.replace(_tick(group), repr(group))  # near numbers
             seeds[name or column] = [_known(part[part[x] == each], column) for each in xs]
-    estimate = median_interval if middle == "median" else interval
-    intervals = {name: [estimate(each) for each in at] for name, at in seeds.items()}
+            ranges[name or column] = value_range(frame[column])
+    intervals = {
+        name: [median_interval(each) if middle == "median" else interval(each, within=ranges[name]) for each in at]
+        for name, at in seeds.items()
+    }
     means = [each.mean for line in intervals.values() for each in line if math.isfinite(each.mean)]
     log_x = _spans_decades(xs) if log_x is None else log_x
     log_y = _spans_decades([*means, *references.values()]) if log_y is None else log_y

@@ -210,6 +210,24 @@ def test_missing_values_are_left_out_and_counted(table):
     assert out.loc[0, "loss"] == frame.loc[3, "loss"]
 
 
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0, 1.0, 0.0, 1.0], [False, False, False, True, False, True]])
+def test_a_column_of_0_and_1_is_a_share_and_is_printed_with_both_ends(values):
+    grid = GridTable(
+        pd.DataFrame({"depth": 3 * [1] + 3 * [2], "seed": 2 * [0, 1, 2], "fell": values}), ("depth", "seed")
+    )
+    out = grid.intervals("fell")
+    ends = [stats.binomtest(k, 3).proportion_ci(method="exact") for k in (0, 2)]
+    assert out[["low", "high"]].values.tolist() == [pytest.approx([each.low, each.high]) for each in ends]
+    assert str(grid).splitlines()[1:] == ["  fell 0.00 (0.00 to 0.71)  depth=1", "  fell 0.67 (0.09 to 0.99)  depth=2"]
+
+
+def test_losses_that_happen_to_be_1_are_no_share():
+    frame = pd.DataFrame({"depth": [1, 1, 1, 2, 2, 2], "seed": 2 * [0, 1, 2], "loss": [1.0, 1, 1, 0, 1, 2]})
+    out = GridTable(frame, ("depth", "seed")).intervals("loss")
+    half = stats.t.ppf(0.975, 2) / math.sqrt(3)
+    assert out[["low", "high"]].values.tolist() == [[1, 1], pytest.approx([1 - half, 1 + half])]
+
+
 def test_files_keep_every_digit(table, tmp_path):
     frame = table.frame.assign(loss=[math.pi / 10**i for i in range(16)])
     path = GridTable(frame, table.axes).save(tmp_path / "results.csv")

@@ -63,6 +63,14 @@ def test_a_phase_diagram_shows_medians_diverged_and_missing_cells():
     assert list(figure.layout.xaxis.ticktext) == ["2", "8", "32"]
 
 
+def test_lines_of_losses_that_happen_to_be_1_have_no_binomial_band():
+    frame = pd.DataFrame({"n": [1, 1, 1, 2, 2, 2], "seed": 2 * [0, 1, 2], "loss": [1.0, 1.0, 1.0, 0.0, 1.0, 2.0]})
+    for losses, least in ((frame["loss"], 1.0), (frame["loss"].clip(upper=1.0), 0.29240177382128674)):
+        figure: Any = viz.lines(frame.assign(loss=losses), x="n", value="loss", log_x=False)
+        ends = [y for trace in figure.data if trace.fill for x, y in zip(trace.x, trace.y, strict=True) if x == 1]
+        assert min(ends) == pytest.approx(least)  # (0.05 / 2)^(1/3) for a share of three
+
+
 def test_infinite_values_count_and_infinite_medians_leave_a_gap():
     frame = pd.DataFrame({"n": [2] * 3 + [8] * 3 + [32] * 3, "m": 1, "seed": [0, 1, 2] * 3, "loss": [1.0] * 9})
     frame.loc[[1, 2, 5], "loss"] = math.inf

@@ -41,7 +41,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.prompts import Prompts, TokenSequences
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 from mechicl.statistics.intervals import student_t_quantile
 from mechicl.statistics.results import index_of
 from mechicl.tasks import AnyTask
@@ -144,7 +144,7 @@ class LearningCoefficient(Result):
         """
         i = -1 if step is None else index_of("step", step, self.steps)
         j = 0 if part is None else index_of("part", part, self.parts)
-        return interval(self.samples()["coefficients"][i, j], level)
+        return interval(self.samples()["coefficients"][i, j], level, within=UNBOUNDED)
 
     @property
     def failures(self) -> tuple[str, ...]:

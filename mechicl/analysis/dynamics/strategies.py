@@ -20,7 +20,7 @@ from mechicl.learners.token_learners import as_token_learner, named_token_learne
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import Interval, Result
-from mechicl.statistics.intervals import interval, student_t_quantile
+from mechicl.statistics.intervals import UNBOUNDED, interval, student_t_quantile
 from mechicl.statistics.results import SHARE, index_of
 
 MOST_STRATEGIES = 8  # the solver tries every subset of them
@@ -76,7 +76,7 @@ class StrategyTracking(Result):
         values, most = (self.residual, math.inf) if i == len(self.learners) else (self.weights[i], 1.0)
         found = []
         for seeds, error in zip(values, self.errors[i].tolist(), strict=True):
-            mean, half = interval(seeds, level), student_t_quantile(0.5 + level / 2, 1e9) * error
+            mean, half = interval(seeds, level, within=UNBOUNDED), student_t_quantile(0.5 + level / 2, 1e9) * error
             half = math.hypot(half, mean.half_width) if len(seeds) > 1 else half
             found.append(Interval(mean.mean, mean.mean - half, mean.mean + half, len(seeds), level).within(0, most))
         return found

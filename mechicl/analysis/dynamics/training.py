@@ -21,7 +21,7 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 from mechicl.statistics.results import COSINE
 
 
@@ -238,7 +238,7 @@ class Transitions(Result):
 
     def mean_step(self, level: float = 0.95) -> Interval:
         """Return the mean transition step of the seeds that have one, with its interval (NaN without any)."""
-        return interval(self.steps[self.fell], level)
+        return interval(self.steps[self.fell], level, within=UNBOUNDED)
 
     def spread(self) -> float:
         """Return the latest transition step divided by the earliest one; NaN with fewer than two transitions."""

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,13 @@ def checkpoint(n_steps: int = 2, n_seeds: int = 2) -> Checkpoint:
 
 
 SHORT = {"n_chains": 2, "n_draws": 20, "burn_in": 50, "n_beta": 10.0, "progress": False}
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+def test_coefficients_of_1_are_no_share():
+    found = learning_coefficient(checkpoint(1, 3), TASK.sample(8, seed=0), **SHORT)
+    exact = replace(found, coefficients=torch.ones_like(found.coefficients))
+    assert (exact.estimate().low, exact.estimate().high) == (1, 1)
 
 
 @pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")

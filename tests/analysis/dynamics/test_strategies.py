@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,17 @@ def test_distances_residuals_and_places_by_plain_sums():
     values = np.linalg.svd(centered, compute_uv=False) ** 2
     assert np.allclose(found.explained, values[:2] / values.sum())
     assert np.allclose(np.square(places).sum(0), values[:2])
+
+
+def test_weights_of_1_and_residuals_of_0_are_no_shares():
+    learners = {name: algorithms.references(CHAINS)[name] for name in ("pool", "uniform")}
+    found = track_strategies([learners["pool"]], learners, TOKENS, n_resamples=2, progress=False)
+    exact = replace(
+        found, weights=torch.tensor([[[1.0] * 3], [[0.0] * 3]]), residual=torch.zeros(1, 3), errors=torch.zeros(3, 1)
+    )
+    for name, mean in (("pool", 1), ("uniform", 0), ("residual", 0)):
+        (each,) = exact.curve(name)
+        assert (each.mean, each.low, each.high) == (mean, mean, mean)
 
 
 def test_mixtures_of_two_strategies_lie_on_a_line_at_their_weights():

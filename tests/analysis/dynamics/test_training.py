@@ -118,6 +118,12 @@ def test_each_seed_has_its_own_crossings():
     assert result.mean_step(0.9) == interval(torch.tensor([25.0, 52.5]), 0.9)
 
 
+def test_transitions_at_step_1_are_no_share():
+    result = find_transitions([0, 2, 4], [[1.0] * 3, [0.0] * 3, [0.0] * 3])
+    assert result.steps.tolist() == [1, 1, 1]
+    assert (result.mean_step().low, result.mean_step().high) == (1, 1)
+
+
 NAN, PLUNGE = math.nan, [1.0] * 10 + [0.0] * 29
 
 
