@@ -12,7 +12,7 @@ from mechicl.reports.heads import ATTENTION
 from mechicl.reports.kind import ALGORITHM, HEADS, HISTORY, Kind, Part
 from mechicl.reports.rows import Row, below, equal
 from mechicl.reports.verdict import Verdict, percent
-from mechicl.statistics import UNBOUNDED, interval, ratio_interval
+from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_COPIED = 512  # prompts to look for copied targets
@@ -26,13 +26,7 @@ WITHOUT = "loss without what the first layer writes at inputs' tokens, over the 
 def _losses(kind: "Copying") -> Measured:
     study, errors = kind.study, kind.squared_errors
     rows = [
-        Row(
-            f"squared error (MSE), seed {seed}",
-            None,
-            interval(each, within=UNBOUNDED),
-            "prompts",
-            "" if i else "the opened seed",
-        )
+        Row(f"squared error (MSE), seed {seed}", None, interval(each), "prompts", "" if i else "the opened seed")
         for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
     ]
     tuned = tuned_descent(study.task.sample(_N_TUNING, seed=kind.seed + 1, dtype=torch.float64), 1)
@@ -58,8 +52,7 @@ def _copying(kind: "Copying") -> Measured:
         Row(BEFORE, None, means["decoding_errors_before"], "prompts"),
         Row(WITHOUT, None, ratio_interval(copied.errors_without, copied.errors), "prompts"),
         *(
-            Row(f"share of attention from inputs to their own targets, head 0.{head}", None,
-                interval(share, within=UNBOUNDED).within(0, 1), "prompts")
+            Row(f"share of attention from inputs to their own targets, head 0.{head}", None, interval(share), "prompts")
             for head, share in enumerate(copied.attention)
         ),
     ]  # fmt: skip

@@ -39,7 +39,7 @@ from mechicl.reports.rows import (
     seeds_and_prompts,
 )
 from mechicl.reports.verdict import NEAR, percent
-from mechicl.statistics import UNBOUNDED, crossed_interval, interval, median_interval, ratio_interval
+from mechicl.statistics import crossed_interval, interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_SHIFTED = 4096  # prompts at each scale
@@ -65,14 +65,12 @@ Tuned = SpectralLearner | ClippedDescent
 def _losses(kind: "Descent") -> Measured:
     errors, references, held_out, one = kind.squared_errors, kind.reference_errors, kind.held_out, len(kind.models) == 1
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
-    mean = interval(errors.mean(0), within=UNBOUNDED)
-    rows = [Row("squared error (MSE), trained, mean of the seeds", None, mean, "prompts", left)]
+    rows = [Row("squared error (MSE), trained, mean of the seeds", None, interval(errors.mean(0)), "prompts", left)]
     for name, values in references.items():
         settings = ", ".join(
             f"{key.replace('_', ' ')} {value:.3g}" for key, value in kind.references[name].hyperparameters.items()
         )
-        mean = interval(values, within=UNBOUNDED)
-        rows.append(Row(f"squared error (MSE), {name}, tuned", None, mean, "prompts", settings))
+        rows.append(Row(f"squared error (MSE), {name}, tuned", None, interval(values), "prompts", settings))
     claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
         ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
@@ -269,8 +267,7 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
                 known = paper if name == "gamma" and kind == "in the weights" else None
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
                 source = "" if known is None else _SOURCE
-                mean = interval(of_layer, within=UNBOUNDED)
-                rows.append(Row(f"{symbol}{where}, {kind}", known, mean, "seeds", source=source))
+                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds", source=source))
     for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
         if members is None:
             continue
@@ -278,7 +275,7 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
         name = f"squared distance of predictions, {kind} member, over squared predictions"
         rows.append(replace(over_models(name, fit.relative_distances(members)), share=True))
     for name in ("distance_KQ", "distance_PV"):
-        values = interval(getattr(fit, name).flatten(1).mean(1), within=UNBOUNDED)
+        values = interval(getattr(fit, name).flatten(1).mean(1))
         label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"
         rows.append(Row(label, None, values, "seeds"))
     return rows

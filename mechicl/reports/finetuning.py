@@ -15,7 +15,7 @@ from mechicl.checkpoints.study import Models
 from mechicl.models import HookedTransformer
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
-from mechicl.statistics import UNBOUNDED, interval
+from mechicl.statistics import interval
 
 _PROMPT_SEED = 3_000_003
 _LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
@@ -69,15 +69,15 @@ def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings
     """Make rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
     first = next(iter(comparisons.values()))
     rows = [
-        Row("squared error without the context", None, interval(first.zero_shot_loss, within=UNBOUNDED), "prompts"),
-        Row("squared error reading the context", None, interval(first.in_context_loss, within=UNBOUNDED), "prompts"),
+        Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
+        Row("squared error reading the context", None, interval(first.in_context_loss), "prompts"),
     ]
     for name, comparison in comparisons.items():
         tuning = tunings[name]
         note = f"key and value projections, learning rate {tuning.learning_rate:g}, epochs {tuning.epochs}"
         rows += [
-            Row(f"squared error without the context, {name} on it", None,
-                interval(comparison.finetuned_loss, within=UNBOUNDED), "prompts", note),
+            Row(f"squared error without the context, {name} on it", None, interval(comparison.finetuned_loss),
+                "prompts", note),
             Row(f"share of prompts improved by fine-tuning that reading improves (Rec2FTP), {name}", None,
                 comparison.recall(), "prompts"),
             *metric_rows(comparison, name, "prompts"),

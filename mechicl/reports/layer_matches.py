@@ -24,7 +24,7 @@ from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row, above, near, over_models, seeds_and_prompts
-from mechicl.statistics import UNBOUNDED, crossed_interval, interval
+from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import Task
 
 _SOURCE = "fu2024"
@@ -191,8 +191,7 @@ def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> l
         differences = torch.stack([ranking.of(first) - ranking.of(rival) for ranking in rankings], 1)
         for layer, values in zip(rankings[0].rows, differences, strict=True):
             if layer:
-                one = values[values.isfinite()]
-                measured = crossed_interval(values) if len(values) > 1 else interval(one, within=UNBOUNDED)
+                measured = crossed_interval(values) if len(values) > 1 else interval(values[values.isfinite()])
                 over = seeds_and_prompts(*values.shape) if len(values) > 1 else "prompts"
                 rows.append(Row(f"{label}: layer {layer:g}, best {first} minus best {rival}",
                                 "positive (Fig. 7)" if claim else None, measured, over, "steps chosen on other prompts",
@@ -262,9 +261,7 @@ def growth_rows(
         for seed in growths if {"Newton", "gradient descent"} <= set(seed)
     ])  # fmt: skip
     several = len(ratios) > 1
-    measured = (
-        interval(ratios, within=UNBOUNDED) if several else ratios.item() if len(ratios) else "cannot be determined"
-    )
+    measured = interval(ratios) if several else ratios.item() if len(ratios) else "cannot be determined"
     note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
     quantity = f"{label}: Newton iterations for each doubling of gradient descent steps"
     return [*rows, Row(quantity, None, measured, "seeds" if several else "", note)]

@@ -18,7 +18,7 @@ from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, HISTORY, 
 from mechicl.reports.layer_matches import EXTRA, GRID, GROWING, LayerMatching, seed_rows, untrained_rows
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
-from mechicl.statistics import UNBOUNDED, interval, ratio_interval
+from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.behaviour import match_curve
 
 N_HELD_OUT = 1024  # as in analyses/fu2024/fu_matching.py
@@ -57,7 +57,7 @@ def match_layers(
     first_over_last = ratio_interval(errors.squared_errors[1].mean(0), errors.squared_errors[-1].mean(0))
     rows = [
         Row(f"squared error per dimension after {t} points, last layer", None,
-            interval(errors.squared_errors[-1, t] / prompts.x_dim, within=UNBOUNDED), "prompts"),
+            interval(errors.squared_errors[-1, t] / prompts.x_dim), "prompts"),
         Row("MSE of the first layer over the last one's, all points", None, first_over_last, "prompts"),
     ]  # fmt: skip
     sections = [loss_figure(f"{checkpoint.name}: loss after each layer", errors, prompts)]

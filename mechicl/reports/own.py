@@ -15,7 +15,7 @@ from mechicl.reports.kind import ALGORITHM, HISTORY, Kind, Part
 from mechicl.reports.layers import match_layers
 from mechicl.reports.rows import Row, seeds_and_prompts
 from mechicl.reports.verdict import Verdict
-from mechicl.statistics import UNBOUNDED, crossed_interval, interval, ratio_interval
+from mechicl.statistics import crossed_interval, interval, ratio_interval
 
 N_SHIFTED, N_FITTING, N_PATCHED = 1024, 4096, 64
 _SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -41,7 +41,7 @@ def _loss(kind: "Own") -> Measured:
                                list(range(prompts.n_context + 1)), lines, log_y=True)  # fmt: skip
     query = {name: values[:, -1] for name, values in errors.items()}
     rows = [
-        Row(f"squared error (MSE) of the query, {name}", None, interval(values, within=UNBOUNDED), "prompts")
+        Row(f"squared error (MSE) of the query, {name}", None, interval(values), "prompts")
         for name, values in query.items()
     ]
     rows += [

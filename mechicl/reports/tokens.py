@@ -33,7 +33,7 @@ from mechicl.reports.history import TITLE, strategies
 from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import NOT_TESTED, Fact, Verdict, agreement_with_papers, has_learned
-from mechicl.statistics import UNBOUNDED, Interval, interval
+from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
 from mechicl.viz.behaviour import score_bars
 
@@ -123,7 +123,7 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
         Row("kinds of heads in the circuit", "previous-token + induction", " + ".join(kinds) or "neither", "",
             f"a score above {KIND:g} on random sequences that are repeated", kinds == ["previous-token", "induction"],
             "elhage2021"),
-        Row("loss of the circuit alone (nats)", None, interval(circuit.edges_alone, within=UNBOUNDED), "prompts",
+        Row("loss of the circuit alone (nats)", None, interval(circuit.edges_alone), "prompts",
             f"all else cut; {circuit.full.mean():.3g} whole, {circuit.ablated.mean():.3g} with everything cut"),
         Row(FAITHFUL, None, circuit.faithfulness(), "prompts",
             "share of the improvement by all heads that it keeps, on other sequences", share=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from pandas.api.types import is_bool, is_numeric_dtype
+from pandas.api.types import is_numeric_dtype
 
 from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
 from mechicl.statistics.intervals import UNBOUNDED, Interval, interval
@@ -62,9 +62,9 @@ class GridTable:
         """Return the mean of a value with its confidence interval at each point of the grid, over seeds by default.
 
         Rows without the value (NaN) are left out and counted. Intervals of means suppose nearly normal values: for
-        three seeds Student's t gives 2.5 standard deviations to each side. A column of True and False, or with the
-        numbers 0 and 1 and no other, is a share: its intervals are binomial (`statistics.interval`). For skewed values
-        see `statistics.median_interval`.
+        three seeds Student's t gives 2.5 standard deviations to each side. A column without other values than
+        0, 1, False and True is a share: its intervals are binomial (`statistics.interval`). For skewed values see
+        `statistics.median_interval`.
 
         Args:
             value: name of the value.
@@ -127,9 +127,8 @@ class GridTable:
 
 
 def value_range(column: pd.Series) -> tuple[float, float]:
-    """Return the range of a column's values: 0 to 1 if they are True and False, or 0 and 1 and no other."""
-    known = column.dropna()
-    return (0.0, 1.0) if known.map(is_bool).all() or set(known) == {0, 1} else UNBOUNDED
+    """Return the range of a column's values: 0 to 1 if all are 0, 1, False or True."""
+    return (0.0, 1.0) if set(column.dropna()) <= {0, 1} else UNBOUNDED
 
 
 def _read_table(path: Path) -> pd.DataFrame:

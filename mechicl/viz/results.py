@@ -27,7 +27,7 @@ from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.base.arguments import checked
 from mechicl.constructions.supports import WeightsCircuit
-from mechicl.statistics import UNBOUNDED, Result, interval
+from mechicl.statistics import Result, interval
 from mechicl.viz import behaviour, causes, circuits, interventions, training, weights
 from mechicl.viz import elements as draw
 
@@ -101,8 +101,8 @@ def _quantities(result: Result) -> go.Figure:
 
 def _contributions(result: LogitAttribution, n: int = 20) -> go.Figure:
     """Draw the largest contributions to a logit with their intervals over prompts, and the logit itself."""
-    effects = dict(zip((*result.components, "logit"), (*result.contributions, result.logits), strict=True))
-    shown = {name: interval(effects[name], within=UNBOUNDED) for name in (*result.strongest(n), "logit")}
+    means = dict(zip(result.components, map(interval, result.contributions), strict=True))
+    shown = {name: means[name] for name in result.strongest(n)} | {"logit": interval(result.logits)}
     return draw.interval_dots("Contributions to the logit", "logit", list(shown), list(shown.values()))
 
 

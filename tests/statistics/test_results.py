@@ -219,6 +219,8 @@ def test_a_column_of_0_and_1_is_a_share_and_is_printed_with_both_ends(values):
     ends = [stats.binomtest(k, 3).proportion_ci(method="exact") for k in (0, 2)]
     assert out[["low", "high"]].values.tolist() == [pytest.approx([each.low, each.high]) for each in ends]
     assert str(grid).splitlines()[1:] == ["  fell 0.00 (0.00 to 0.71)  depth=1", "  fell 0.67 (0.09 to 0.99)  depth=2"]
+    always = GridTable(grid.frame.assign(fell=type(values[0])(1)), grid.axes)
+    assert str(always).splitlines()[1:] == [f"  fell 1.00 (0.29 to 1.00)  depth={depth}" for depth in (1, 2)]
 
 
 def test_losses_that_happen_to_be_1_are_no_share():

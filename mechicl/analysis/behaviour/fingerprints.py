@@ -19,7 +19,7 @@ from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
 from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts
-from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
+from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks import Task
 from mechicl.tasks.sampling import TokenDistribution
@@ -125,7 +125,7 @@ class Fingerprint(Violations):
         order = self.eigenvalues.flatten().argsort()
         bins = order.tensor_split(12)
         at = [self.eigenvalues.flatten()[each].mean().item() for each in bins]
-        return at, [interval(self.responses.flatten()[each], within=UNBOUNDED) for each in bins]
+        return at, [interval(self.responses.flatten()[each]) for each in bins]
 
     @property
     def description(self) -> str:
