@@ -33,6 +33,7 @@ class WordPrompts:
         queries: input of each query.
         answers: true answer of each query.
         n_pairs: number of the task's pairs that are used.
+        shown: inputs of each prompt's demonstrations.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -43,6 +44,7 @@ class WordPrompts:
     queries: tuple[str, ...]
     answers: tuple[str, ...]
     n_pairs: Natural = 0
+    shown: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -124,7 +126,7 @@ def word_prompts(
         warn(f"{len(pairs)} of {len(task.pairs)} pairs of task {task.name!r} are used; the others have other numbers "
              "of tokens with this tokenizer, or tokens that it does not know")  # fmt: skip
     generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
-    texts, queries = [], []
+    texts, queries, shown = [], [], []
     unasked: set[int] = set()
     for _ in range(n_prompts):
         order = torch.randperm(len(pairs), generator=generator).tolist()
@@ -139,7 +141,9 @@ def word_prompts(
         if labels in ("random", "shuffled"):
             outputs = drawn if labels == "random" else _exchanged([output for _, output in examples])
             examples = [(word, output) for (word, _), output in zip(examples, outputs, strict=True)]
-        lines = [task.write(*pair) for pair in (drawn if labels == "other task" else examples)]
+        examples = drawn if labels == "other task" else examples
+        shown.append(tuple(word for word, _ in examples))
+        lines = [task.write(*pair) for pair in examples]
         texts.append(task.separator.join([*lines, task.write(queries[-1][0])]))
     start, tails = start_ids(tokenizer), list(answer_ids.values())
     shared = 0  # tokens with which all answers begin
@@ -153,7 +157,7 @@ def word_prompts(
         )
     targets = _tensor([answer_ids[pair][shared] for pair in queries])
     asked, answers = zip(*queries, strict=True)
-    return WordPrompts(_tensor(rows), targets, task.name, labels, n_shots, asked, answers, len(pairs))
+    return WordPrompts(_tensor(rows), targets, task.name, labels, n_shots, asked, answers, len(pairs), tuple(shown))
 
 
 def _named(task: WordTask | str | None) -> WordTask:

@@ -194,8 +194,9 @@ def test_two_sets_of_patches_are_compared():
 STAGES = ("resid_pre", "q", "k", "v", "pattern", "z", "attn_out", "resid_mid", "mlp_out", "resid_post")
 
 
-def test_a_patch_is_hidden_if_and_only_if_it_changes_nothing_before_the_later_ones():
-    model, kinds = regression(), dict.fromkeys(("seen", "hidden", "without effect"), 0)
+def test_a_patch_has_a_reason_if_and_only_if_it_changes_nothing():
+    starts = {"seen": "", "hidden": "hidden by ", "repeated": "no effect: patches", "without effect": "no effect: both"}
+    model, kinds = regression(), dict.fromkeys(starts, 0)
     session = explorer_of(model).session
     clean, corrupted = (model.encode(prompts[:1]) for prompts in (session.clean, session.corrupted))
     _, cache = model.run_with_cache(clean)
@@ -230,9 +231,10 @@ def test_a_patch_is_hidden_if_and_only_if_it_changes_nothing_before_the_later_on
             reason = session.why_no_effect(site)
             differs = [not torch.allclose(output(sites), output([each for each in sites if each != site]), atol=1e-6)
                        for sites in (ordered, ordered[place:], [site])]  # fmt: skip
-            kind = "seen" if differs[0] or differs[1] else "hidden" if differs[2] else "without effect"
+            kind = "repeated" if differs[1] else "hidden" if differs[2] else "without effect"
+            kind = "seen" if differs[0] else kind
             kinds[kind] += 1
-            assert reason.startswith({"seen": "", "hidden": "hidden by ", "without effect": "no effect: "}[kind])
+            assert reason.startswith(starts[kind])
             assert bool(reason) == (kind != "seen")
             named = [each for each in ordered if f"hidden by {each}," in reason]
             for each in named:

@@ -72,6 +72,12 @@ class Hypothesis:
         return tuple((range(a[0], b[0]), range(a[1], b[1])) for a, b in pairs)
 
     @property
+    def unnamed(self) -> tuple[str, ...]:
+        """The variables without a subspace, which the rest of the stream carries."""
+        named = {variable for name in self.subspaces for variable in variables_of(name)}
+        return tuple(variable for variable in self.algorithm.variables if variable not in named)
+
+    @property
     def rest(self) -> Float[Tensor, "d_model dim"] | None:
         """Orthonormal columns of the subspaces' complement; None if it is empty or there are no subspaces."""
         if not self.subspaces:
@@ -186,8 +192,8 @@ def plan_interventions(
                     f"{place}'s {name} exchanged", "exchange", places, (*at_step, variables), (*at_layer, basis)
                 )
             if hypothesis.rest is not None:
-                rest = hypothesis.rest
-                yield twins(f"{place}'s rest exchanged", "exchange", places, (*at_step, ()), (*at_layer, rest))
+                unnamed, rest = (*at_step, hypothesis.unnamed), (*at_layer, hypothesis.rest)
+                yield twins(f"{place}'s rest exchanged", "exchange", places, unnamed, rest)
         yield twins("point exchanged", "exchange", places, (step, *one_point), (layer, *one_point))
     for layer, step in hypothesis.schedule[:-1]:  # before the first layer, inputs are exchanged
         yield twins("half exchanged", "exchange", (layer, step, layer), (step, *half), (layer, *half))

@@ -269,7 +269,7 @@ def interchange_each(
             three = [each[start : start + rows] for each in (prompts, sources, changed)]
             tokens = [adapter.encode(each) for each in three]
             ends = [adapter.run(each).double().cpu() for each in tokens]
-            _check_ends(*ends[:2])
+            check_ends(*ends[:2])
             streams = [record_streams(adapter, each) for each in tokens]
             runs = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
             predicted: dict[Key, Tensor] = {}
@@ -333,7 +333,8 @@ def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts
         raise ValueError("sources must have the prompts' queries: take sample_sources(task, prompts, seed=...)")
 
 
-def _check_ends(base: Tensor, source: Tensor) -> None:
+def check_ends(base: Tensor, source: Tensor) -> None:
+    """Raise ValueError if predictions on prompts and on their sources are not finite, or all equal."""
     if not (base.isfinite().all() and source.isfinite().all()):
         raise ValueError("the model's predictions are not all finite on these prompts or sources")
     if len(base) > 1 and base.equal(source):

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
+from mechicl.analysis.causes.interchange import check_ends
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
@@ -91,6 +92,9 @@ def exchange_patterns(
         A `PatternExchange`: a `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it makes
         the prediction that on the sources.
 
+    Raises:
+        ValueError: the model predicts the same for all prompts and their sources, or not only finite numbers.
+
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
         >>> task = LinearRegression(x_dim=5, n_context=20)
@@ -119,6 +123,7 @@ def exchange_patterns(
         hooks = [(name, partial(_put, values=recorded_parts[name][where], where=where)) for name in names]
         parts.append([adapter.run(tokens, hooks), adapter.run(tokens), adapter.run(others)])
     predictions, own, others = (torch.cat(each).double().cpu().T for each in zip(*parts, strict=True))
+    check_ends(own.T, others.T)
     return PatternExchange(predictions, own, others)
 
 

@@ -149,7 +149,7 @@ def make_problem(
     if not adapter.n_layers or not tokens.numel():
         raise ValueError(f"layers and prompts needed, got {adapter.n_layers} layers and tokens {list(tokens.shape)}")
     name, metric = _name_metric(metrics, prompts, at)
-    if metric is None and adapter.is_transformer and adapter.model.cfg.torch_dtype == torch.float32:
+    if metric is None and adapter.is_transformer and adapter.model.cfg.torch_dtype != torch.float64:
         # effects that the weights rule out have to be distinguished from rounding
         adapter = ModelAdapter(copy.deepcopy(adapter.model).double(), at)
         tokens = adapter.encode(prompts)

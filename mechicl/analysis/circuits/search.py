@@ -56,7 +56,7 @@ def find_circuit(
             - "exact": edges are cut in groups, in the order of their scores ("mask-ig" of `score_edges`). A group whose
               joint removal changes the metric too much is halved until single edges remain, which are kept.
               Uninformative gradients make the search slower but not wrong;
-            - "eap-ig": the fewest edges with the largest scores (see `score_edges`) that suffice, without cutting any
+            - "eap-ig": few edges with the largest scores (see `score_edges`) that suffice, without cutting any
               separately: quick, but misses effects that gradients do not show;
             - "acdc": edges are tried one after the other, from the output back, and an edge is cut if this increases
               the distance by less than `tolerance` (Conmy et al. 2023): errors add up over edges.
@@ -189,7 +189,11 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
 
 
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
-    """Keep the largest edges that keep the metric within tolerance and reach the output, by bisection."""
+    """Keep the largest edges that keep the metric within tolerance and reach the output.
+
+    Their number is doubled until they suffice, and bisected below. So it is the smallest if more edges never harm; else
+    fewer may suffice.
+    """
     order = sizes.argsort(descending=True, stable=True)
 
     def strongest(n: int) -> Tensor:
@@ -197,13 +201,15 @@ def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: fl
         mask[order[:n]] = True
         return mask
 
-    low, high = -1, len(order)  # too few; enough
+    def enough(n: int) -> bool:
+        return bool(problem.shifts(strongest(n)[None])[0] <= tolerance)
+
+    low, high = -1, 0  # too few; enough
+    while high < len(order) and not enough(high):
+        low, high = high, min(2 * high + 1, len(order))
     while high - low > 1:
         middle = (low + high) // 2
-        if problem.shifts(strongest(middle)[None])[0] <= tolerance:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return on_paths(problem.graph, strongest(high))
 
 

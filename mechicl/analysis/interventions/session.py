@@ -276,7 +276,7 @@ class PatchingSession:
 
     @checked
     def why_no_effect(self, site: Site) -> str:
-        """Return why a patch of the session changes nothing, such as the later patch that hides it; "" if it does."""
+        """Return why a patch of the session changes nothing, such as another patch that hides it; "" if it does."""
         order = [*self._clean_run[1]]
         patches = sorted(self.interventions, key=lambda each: order.index(each.hook_name))
         later, others = patches[patches.index(site) + 1 :], [each for each in patches if each != site]
@@ -284,8 +284,10 @@ class PatchingSession:
         def adds_nothing(given: Sequence[Site]) -> bool:
             return self._adapter.same_up_to_rounding(self._predict([*given, site]), self._predict(given))
 
-        if not (adds_nothing(others) and adds_nothing(later)):
+        if not adds_nothing(others):
             return ""
+        if not adds_nothing(later):
+            return "no effect: patches before it already make what it changes clean"
         if adds_nothing([]):
             return "no effect: both runs have the same activation here, or nothing that follows reads it"
         there = [each for each in later if position_of(each) in (None, position_of(site))]

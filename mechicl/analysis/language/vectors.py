@@ -28,6 +28,8 @@ from mechicl.text import WordPrompts, WordTask, word_prompts
 from mechicl.text.scores import score_answers
 
 HeadIndex = tuple[int, int]
+N_MORE = 32
+"""Further few-shot prompts to look for streams that know nothing of a query."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +156,9 @@ def task_vectors(
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
 
-    The stream at the last position of a few-shot prompt with another query replaces that of a zero-shot prompt. Source:
-    Hendel et al. 2023, "In-context learning creates task vectors".
+    The stream at the last position of a few-shot prompt replaces that of a zero-shot prompt, whose query is neither
+    that of the few-shot prompt nor in its demonstrations. Source: Hendel et al. 2023, "In-context learning creates task
+    vectors".
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
@@ -167,21 +170,21 @@ def task_vectors(
         Probabilities of the right answer: `patched` after each layer, and `control` with streams from prompts with
         shuffled labels, `[layer prompt]`; `zero_shot` without patching and `few_shot` with demonstrations, `[prompt]`.
 
+    Raises:
+        ValueError: a query is in every few-shot prompt, as demonstrations show nearly all pairs of the task.
+
     Example:
         >>> task_vectors(language, "capitals").to_dataframe()
     """
     draw = {"tokenizer": language.tokenizer, "task": task, "seed": seed}
     zero = word_prompts(**draw, n_shots=0, n_prompts=n_prompts)
     adapter = ModelAdapter(language.model, "query")
-    results = []
-    for labels in ("true", "shuffled"):
-        # the queries of the zero-shot prompts and one more; each prompt takes the stream of the next other query
-        shown = word_prompts(**draw, n_shots=n_shots, n_prompts=n_prompts + 1, labels=labels)
-        after = [[*range(i + 1, n_prompts + 1), *range(i)] for i in range(n_prompts)]
-        others = [next(j for j in each if shown.queries[j] != shown.queries[i]) for i, each in enumerate(after)]
-        streams = {name: stream[others] for name, stream in _streams_at_end(adapter, shown.ids).items()}
-        results.append(_with_streams(adapter, zero, streams, progress))
     few = word_prompts(**draw, n_shots=n_shots, n_prompts=n_prompts)
+    results = []
+    for labels in ("true", "shuffled"):  # of the same queries and demonstrated inputs
+        sources = word_prompts(**draw, n_shots=n_shots, n_prompts=n_prompts + N_MORE, labels=labels)
+        chosen = sources.ids[[_next_without(sources, i, n_prompts) for i in range(n_prompts)]]
+        results.append(_with_streams(adapter, zero, _streams_at_end(adapter, chosen), progress))
     return TaskVectors(zero.task, *results, *(_probability(adapter, prompts) for prompts in (zero, few)))
 
 
@@ -250,6 +253,21 @@ def sum_of_outputs(
     recorded = record_within(adapter, ids, list(names.values()), Budget())
     means = {layer: parts.write(layer, recorded[name][:, -1:])[:, :, 0].mean(1) for layer, name in names.items()}
     return torch.stack([means[layer][head] for layer, head in heads]).sum(0).detach()
+
+
+def _next_without(sources: WordPrompts, i: int, n: int) -> int:
+    """Return the first of the prompts after the i-th of n, then of those before it and of all others, without query i.
+
+    Neither its query nor its demonstrations may have the input of query i, whose answer the stream would then carry.
+    """
+    query = sources.queries[i]
+    for j in (*range(i + 1, n + 1), *range(i), *range(n + 1, len(sources))):
+        if query not in (sources.queries[j], *sources.shown[j]):
+            return j
+    raise ValueError(
+        f"no few-shot prompt lacks the query {query!r}: task {sources.task!r} has {sources.n_pairs} pairs, and "
+        f"n_shots={sources.n_shots} show nearly all of them; take fewer shots"
+    )
 
 
 def _streams_at_end(adapter: ModelAdapter, ids: Tensor) -> dict[str, Tensor]:

@@ -401,6 +401,19 @@ def test_planted_variables_are_found_where_they_lie(name, layer, variable, place
         assert result.r2(layer, dim, control).mean < 0.3
 
 
+@pytest.mark.parametrize("named", [("x",), ("residual",), ("x", "residual")])
+def test_the_rest_carries_the_variables_without_a_subspace(named):
+    known = HIDDEN["gradient descent, 2 steps"]
+    subspaces = {name: known.hypothesis.subspaces[name] for name in named}
+    prompts = known.task.sample(16, seed=0, dtype=torch.float64)
+    sources = sample_sources(known.task, prompts, seed=1)
+    hypothesis = replace(known.hypothesis, subspaces=subspaces)
+    result = interchange(known.model, hypothesis, prompts, sources, progress=False)
+    made = {cell.intervention for cell in result.cells}
+    assert {"query's rest exchanged", "context's rest exchanged"} <= made
+    assert result.score.mean == pytest.approx(1)  # of the intervention that is predicted worst
+
+
 @pytest.mark.parametrize(("hypothesis", "variable", "layer", "dim"), [
     (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
     (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),

@@ -104,3 +104,9 @@ def test_models_that_read_x_only_by_patterns_and_one_that_does_not():
     solved = exchange_patterns(known.model, base, base.with_query(source.query.xs))  # an MLP multiplies x and weights
     assert solved.from_own.mean < 1e-6
     assert solved.from_other.mean == pytest.approx(1, abs=1e-3)
+
+
+def test_prompts_of_equal_predictions_have_no_scale():
+    prompts, _ = prompts_and_others()
+    with pytest.raises(ValueError, match="predicts the same for all prompts and their sources"):
+        exchange_patterns(gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), prompts, prompts)

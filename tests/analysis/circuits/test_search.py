@@ -247,6 +247,29 @@ def test_circuits_are_within_the_tolerance(search):
     assert moved.item() == pytest.approx(shift, abs=1e-9)
 
 
+def test_few_edges_are_tried_before_many():
+    """In this model the 6 strongest edges suffice, but not the 23 strongest, which bisection of all 46 tries first."""
+    sizes = {"d_vocab": 11, "n_ctx": 7, "n_layers": 2, "n_heads": 2, "d_model": 16, "initializer_range": 0.4}
+    model = HookedTransformer(TransformerConfig(**sizes, dtype="float64"), seed=0).eval()
+    generator = torch.Generator().manual_seed(10)
+    ids, targets = torch.randint(11, (6, 7), generator=generator), torch.randint(11, (6,), generator=generator)
+    options: dict[str, Any] = {"tolerance": 0.2, "effects": False, "progress": False}
+    assert len(find_circuit(model, ids, next_token_loss(targets), search="eap-ig", **options).edges) == 6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_effects_are_distinguished_from_the_rounding_of_any_dtype(dtype):
+    planted = constructions.induction(d_vocab=12, n_ctx=24, n_heads=2, previous_token_head=1, induction_head=1, seed=0)
+    planted = hide(planted, seed=0).model
+    rounded = {name: weight.bfloat16() for name, weight in planted.state_dict().items()}
+    exact, model = HookedTransformer(planted.cfg), HookedTransformer(planted.cfg.replace(dtype=dtype))
+    exact.load_state_dict(rounded)
+    model.load_state_dict(rounded)
+    ids = torch.randint(12, (8, 8), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    options: dict[str, Any] = {"tolerance": 0.02, "effects": False, "progress": False}
+    assert find_circuit(model.eval(), ids, **options).edges == find_circuit(exact.eval().double(), ids, **options).edges
+
+
 def test_one_of_two_redundant_heads_is_kept():
     """Two heads that write the same, of which the output takes the larger: cutting either changes nothing."""
     model = constructions.induction(d_vocab=6, n_ctx=12, n_heads=3, previous_token_head=0, induction_head=1, seed=0)

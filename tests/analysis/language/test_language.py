@@ -31,13 +31,13 @@ from mechicl.analysis.language import (
     task_vectors,
 )
 from mechicl.analysis.language.numbers import run_continued
-from mechicl.analysis.language.vectors import strongest_heads, sum_of_outputs
+from mechicl.analysis.language.vectors import _next_without, strongest_heads, sum_of_outputs
 from mechicl.base.settings import settings
 from mechicl.interop import LanguageModel
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import suffix_runs
-from mechicl.text import WORD_TASKS, word_prompts
+from mechicl.text import WORD_TASKS, WordTask, word_prompts
 from tests.analysis.language.conftest import make_tokenizer
 from tests.families import open_family, place_of, putting, token_ids
 
@@ -216,6 +216,16 @@ def test_task_vectors(language, hf_model):
 
     expected = probability(logits_of(hf_model, zero.ids, [(hf_model.model.layers[2], put)]), zero.targets)
     torch.testing.assert_close(found.patched[1], expected, atol=1e-5, rtol=0)
+
+
+def test_task_vectors_come_from_prompts_that_do_not_show_the_query(language):
+    few = WordTask("few", WORD_TASKS["antonyms"].pairs[:12])
+    sources = word_prompts(language.tokenizer, few, n_shots=8, n_prompts=40)
+    for i in range(8):
+        j = _next_without(sources, i, 8)
+        assert f"Q :  {sources.queries[i]} " not in language.tokenizer.decode(sources.ids[j])
+    with pytest.raises(ValueError, match=r"n_shots=\d+ show nearly all of them; take fewer shots"):
+        task_vectors(language, few, n_shots=sources.n_pairs - 1, n_prompts=4, progress=False)
 
 
 def test_matched_ablation(language, hf_model):
