@@ -74,7 +74,7 @@ def _losses(kind: "Descent") -> Measured:
     claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
         ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
-        ratio, over = (ratio_interval(errors[0], values), "prompts") if one else (ratio, over)
+        ratio = ratio_interval(errors[0], values) if one else ratio
         claim, check = claims.get("GD++" if "++" in name else "gradient descent", (None, None))
         rows.append(Row(f"loss, trained over {name}", claim, ratio, over, note or "on the same prompts",
                         check(ratio) if check else None, _SOURCE if claim else ""))  # fmt: skip

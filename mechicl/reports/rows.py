@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -137,7 +137,8 @@ def over_seeds_and_prompts(
 ) -> tuple[Interval, str, str]:
     """Return `measured`, `over` and `note` of a row: an interval over seeds and prompts; with and without stuck seeds.
 
-    `values` has one per model and prompt; `over` (a divisor) and `trim` are as in `crossed_interval`.
+    `values` has one per model and prompt; `over` (a divisor) and `trim` are as in `crossed_interval`. With one model
+    the interval is over prompts.
     """
     reference = None if over is None else over.reshape(-1, values.shape[1])
 
@@ -145,8 +146,10 @@ def over_seeds_and_prompts(
         own = reference[kept] if reference is not None and len(reference) > 1 else reference
         return crossed_interval(values[kept], own, trim=trim)
 
-    note = without_stuck(measured, checkpoint)
-    return measured([*range(len(values))]), seeds_and_prompts(*values.shape), note
+    found, note = measured([*range(len(values))]), without_stuck(measured, checkpoint)
+    if len(values) > 1:
+        return found, seeds_and_prompts(*values.shape), note
+    return replace(found, n=int(values.isfinite().sum())), "prompts", note
 
 
 def seeds_and_prompts(n_seeds: int, n_prompts: int) -> str:

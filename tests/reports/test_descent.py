@@ -18,7 +18,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, report
 from mechicl.reports.algorithm import AlgorithmQuestion
-from mechicl.reports.descent import Descent, fit_rows, left_the_plateau
+from mechicl.reports.descent import TRIMMED, Descent, fit_rows, left_the_plateau
 from mechicl.reports.heads import ABLATED
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
 from tests.pictures import drawn
@@ -186,7 +186,11 @@ def test_a_model_of_one_layer_has_one_reference_in_its_own_architecture():
     model = network(n_heads=2, normalize_by_context=True)
     result = compare(made(TASK, model), n_prompts=40)
     assert list(result.data["references"]) == ["gradient descent, 1 step"]
-    assert by_quantity(result.rows)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
+    ratio, trimmed = (
+        by_quantity(result.rows)[f"loss, trained over gradient descent, 1 step{of}"] for of in ("", f", {TRIMMED}")
+    )
+    assert ratio.published == "1 (Fig. 2)"
+    assert ratio.cells()[3] == trimmed.cells()[3] == "95%, 40 prompts"
     assert set(result.data["parameters"]) == {"step_size"}
     assert "1 layer, each with 2 linear heads" in result.lead
     (line,) = [
