@@ -4,6 +4,7 @@ import dataclasses
 import html
 import inspect
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -56,25 +57,35 @@ class Result:
         check_fields(self, undefined=True)
 
     def samples(self) -> dict[str, Tensor]:
-        """Return the tensors with samples (prompts or seeds) on their last axis, by name."""
-        out: dict[str, Tensor] = {}
+        """Return the tensors with samples (prompts or seeds) on their last axis, by name.
+
+        An entry of a dictionary has its key as its name, or "FIELD.KEY" if another quantity has that name too.
+        """
+        return {name: tensor for name, (_, tensor) in self._quantities().items() if tensor is not None}
+
+    def _quantities(self) -> dict[str, tuple[dataclasses.Field[Any], Tensor | None]]:
+        """Return fields and entries of dictionaries by name: the field and its samples, or None if it has none."""
+        found: list[tuple[str, dataclasses.Field[Any], Tensor | None]] = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name) if field.metadata.get("samples", True) else None
-            for name, tensor in value.items() if isinstance(value, dict) else ((field.name, value),):
-                if isinstance(tensor, Tensor) and not tensor.is_complex():
-                    out[str(name)] = tensor if tensor.ndim else tensor[None]  # a single number is one sample
+            value = getattr(self, field.name)
+            for name, tensor in [*(value.items() if isinstance(value, dict) else ()), (field.name, value)]:
+                if not field.metadata.get("samples", True) or not isinstance(tensor, Tensor) or tensor.is_complex():
+                    tensor = None
+                elif not tensor.ndim:
+                    tensor = tensor[None]  # a single number is one sample
+                found.append((str(name), field, tensor))
+        times = Counter([*self._ready(), *(name for name, _, tensor in found if tensor is not None)])
+        out: dict[str, tuple[dataclasses.Field[Any], Tensor | None]] = {}
+        for name, field, tensor in sorted(found, key=lambda each: each[2] is None):
+            shared = tensor is not None and times[name] > 1 and name != field.name
+            out.setdefault(f"{field.name}.{name}" if shared else name, (field, tensor))
         return out
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each tensor's leading axes, such as ("layer", "head"), or `axis_0`, ..."""
-        written: dict[str, tuple[str, ...]] = {}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            names = map(str, value) if isinstance(value, dict) else (field.name,)
-            written |= dict.fromkeys(names, _dimensions(field.type))
-        out = {}
+        out, known = {}, self._quantities()
         for name, tensor in self.samples().items():
-            names = written.get(name, ())
+            names = _dimensions(known[name][0].type) if name in known else ()
             out[name] = names[:-1] if len(names) == tensor.ndim else tuple(f"axis_{i}" for i in range(tensor.ndim - 1))
         return out
 
@@ -178,11 +189,8 @@ class Result:
 
         Fields that do not declare that they are shares are shares if they have both of the values 0 and 1 and no other.
         """
-        fields = {each.name: each for each in dataclasses.fields(self)}  # type: ignore[arg-type]
-        for each in [*fields.values()]:
-            value = getattr(self, each.name)
-            fields |= dict.fromkeys(map(str, value), each) if isinstance(value, dict) else {}
-        limits = fields[name].metadata.get("range", UNBOUNDED) if name in fields else UNBOUNDED
+        known = self._quantities()
+        limits = known[name][0].metadata.get("range", UNBOUNDED) if name in known else UNBOUNDED
         values = self.samples().get(name)
         if limits == SHARE["range"] or values is None:
             return interval(samples, level, within=limits)

@@ -93,6 +93,25 @@ def test_quantities_of_the_same_axes_have_a_row_an_entry_with_its_interval():
     assert len(dataclasses.replace(sweep(), layers=(), errors=torch.zeros(0, 2, 5)).to_dataframe()) == 0
 
 
+def test_entries_of_one_key_in_two_dictionaries_are_two_quantities():
+    @dataclass(frozen=True, eq=False)
+    class Pair(Result):
+        a: dict[str, Float[Tensor, "layer prompt"]] = field(metadata={"range": (0.0, 1.0)})
+        b: dict[str, Float[Tensor, "head prompt"]]
+        fit: Interval
+
+    ones, twos = torch.ones(2, 3), torch.full((2, 3), 2.0)
+    pair = Pair({"x": ones, "y": ones}, {"x": twos, "fit": twos}, Interval(5.0, 4.0, 6.0, 3))
+    assert {name: values.mean().item() for name, values in pair.samples().items()} == {
+        "a.x": 1.0, "y": 1.0, "b.x": 2.0, "b.fit": 2.0,
+    }  # fmt: skip
+    assert pair.axis_names() == {"a.x": ("layer",), "y": ("layer",), "b.x": ("head",), "b.fit": ("head",)}
+    found = pair.intervals()
+    assert (found["fit"].mean, found["b.fit"].mean) == (5.0, 2.0)
+    assert found["a.x"].low > 0.2  # binomial: the range of the field `a`
+    assert found["b.x"].low == 2.0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
 def test_a_table_takes_tensors_of_any_dtype_and_with_gradients(dtype: torch.dtype):
     values = torch.tensor([0, 1, 1]).to(dtype)
