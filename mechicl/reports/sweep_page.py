@@ -59,9 +59,15 @@ def _figure(grid: GridTable, wide: list[str], value: str, label: str) -> go.Figu
 
 def _numbers(grid: GridTable, value: str) -> str:
     frame = grid.intervals(value)
-    lines = frame.itertuples(index=False)
-    rows = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
-    return table([str(name) for name in frame], rows)
+    columns = [
+        draw.labels(cells.tolist(), _text) if name in grid.axes else map(_text, cells.tolist())
+        for name, cells in frame.items()
+    ]
+    return table([str(name) for name in frame], [list(row) for row in zip(*columns, strict=True)])
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:

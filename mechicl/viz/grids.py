@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +61,7 @@ def phase_diagram(
         raise ValueError(f"x and y must be two axes of the table, got {x!r} twice")
     _check_one_value(table, frame, x, y)
     xs, ys = _ordered(frame[x]), _ordered(frame[y])
+    x_labels, y_labels = labels(xs), labels(ys)
     cells = {(b, a): part for (a, b), part in frame.groupby([x, y], sort=False)}
     grid = [[cells.get((b, a)) for a in xs] for b in ys]
     samples = [[torch.empty(0) if cell is None else _known(cell, value) for cell in row] for row in grid]
@@ -71,8 +73,9 @@ def phase_diagram(
         raise ValueError(f"{value!r} has values that are not positive, which have no logarithm: take log=False")
     colors = [[math.log10(m) if log else m for m in row] for row in medians]
     text = [
-        ["<br>".join(map(draw.literal, (f"{x} {_tick(a)}, {y} {_tick(b)}", _summary(cells.get((b, a)), value))))
-         for a in xs] for b in ys
+        ["<br>".join(map(draw.literal, (f"{x} {a}, {y} {b}", _summary(cell, value))))
+         for a, cell in zip(x_labels, row, strict=True)]
+        for b, row in zip(y_labels, grid, strict=True)
     ]  # fmt: skip
     fig = draw.figure(title or value, x, y)
     places_x, places_y = list(range(len(xs))), list(range(len(ys)))
@@ -83,8 +86,8 @@ def phase_diagram(
     _add_diverged(fig, [[_lost(cell) for cell in row] for row in grid])
     if threshold is not None:
         _add_threshold(fig, medians, threshold, log)
-    for update, places, each in ((fig.update_xaxes, places_x, xs), (fig.update_yaxes, places_y, ys)):
-        ticks = {"tickvals": places, "ticktext": [draw.literal(_tick(one)) for one in each]}
+    for update, places, each in ((fig.update_xaxes, places_x, x_labels), (fig.update_yaxes, places_y, y_labels)):
+        ticks = {"tickvals": places, "ticktext": [*map(draw.literal, each)]}
         update(showgrid=False, zeroline=False, range=[-0.5, len(places) - 0.5], **ticks)
     return fig.update_layout(legend={"orientation": "h", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"})
 
@@ -132,11 +135,10 @@ def lines(
     groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
     seeds: dict[str, list[torch.Tensor]] = {}
     ranges: dict[str, tuple[float, float]] = {}
-    for group, part in groups:
+    for (group, part), tick in zip(groups, labels([group for group, _ in groups]), strict=True):
         for column in values:
-            label = [] if by is None else [group if isinstance(group, str) else f"{by} {_tick(group)}"]
+            label = [] if by is None else [tick if isinstance(group, str) else f"{by} {tick}"]
             name = ", ".join([*label, *([column] if len(values) > 1 else [])])
-            name = name if name not in seeds else name.replace(_tick(group), repr(group))  # near numbers
             seeds[name or column] = [_known(part[part[x] == each], column) for each in xs]
             ranges[name or column] = value_range(frame[column])
     intervals = {
@@ -152,7 +154,7 @@ def lines(
         fig = draw.interval_lines(title, x, y_title, xs, intervals, log_x=log_x, log_y=log_y)
         fig.update_traces(mode="lines+markers", selector=lambda trace: trace.fill is None)
     else:
-        xs = [_tick(each) for each in xs]
+        xs = labels(xs)
         fig = _interval_points(draw.figure(title, x, y_title, log_y=log_y), xs, intervals)
     _add_seeds(fig, xs, seeds)
     for dash, (name, level) in zip(itertools.cycle(draw.DASHES[1:]), references.items(), strict=False):
@@ -240,6 +242,14 @@ def _summary(cell: pd.DataFrame | None, value: str) -> str:
 
 def _tick(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def labels(values: Sequence[Any], text: Callable[[Any], str] = _tick) -> list[str]:
+    """Return values as text; different values that would read alike are written with all their digits."""
+    texts = [*map(text, values)]
+    times = Counter(each for each, _ in set(zip(texts, values, strict=True)))
+    full = [repr(value) if isinstance(value, str) else str(value) for value in values]
+    return [each if times[each] < 2 else exact for each, exact in zip(texts, full, strict=True)]
 
 
 def _spans_decades(values: Sequence[Any]) -> bool:

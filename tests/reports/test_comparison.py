@@ -122,6 +122,12 @@ def test_every_number_of_a_sweep_has_its_picture_and_its_table(tmp_path, axes, p
     assert rows[1]["diverged_at"] == 7
 
 
+def test_near_settings_of_a_sweep_have_different_labels(tmp_path):
+    frame = pd.DataFrame({"x": [0.3, 0.1 + 0.2, 1 / 3], "seed": 0, "loss": [1.0, 1.00001, 2.0]})
+    html = write_sweep_page(GridTable(frame, ("x", "seed")), tmp_path).read_text()
+    assert [html.count(f"<td>{each}</td>") for each in ("0.3", "0.30000000000000004", "0.3333")] == [1, 1, 1]
+
+
 def test_an_empty_sweep_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no cell of the sweep"):
         write_sweep_page(GridTable(pd.DataFrame({"seed": [], "loss": []}), ("seed",)), tmp_path)

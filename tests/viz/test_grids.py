@@ -46,6 +46,19 @@ def test_settings_of_none_and_of_yes_and_no_are_settings():
     assert [list(trace.y) for trace in near.data] == [[11.0, 12.0], [2.0, 3.0]]
 
 
+def test_near_numbers_are_written_with_all_their_digits():
+    frame = pd.DataFrame({"n": [1, 2, 1, 2], "a": [0.2999999999, 0.2999999999, 0.3, 0.3], "loss": [1.0, 2.0, 3.0, 4.0]})
+    near: Any = viz.lines(frame, "n", "loss", by="a")
+    assert {trace.name: list(trace.y) for trace in near.data} == {"a 0.2999999999": [1.0, 2.0], "a 0.3": [3.0, 4.0]}
+    mixed = pd.DataFrame({"a": [0.3, 0.1 + 0.2, "none", 0.5], "n": 1, "loss": [1.0, 2.0, 3.0, 4.0]})
+    texts = ["0.3", "0.30000000000000004", "none", "0.5"]
+    figure: Any = viz.lines(mixed, "a", "loss")
+    assert list(figure.data[0].x) == texts
+    figure = viz.phase_diagram(mixed, "a", "n", "loss")
+    assert list(figure.layout.xaxis.ticktext) == texts
+    assert "a 0.30000000000000004, n 1" in figure.data[0].text[0][1]
+
+
 def test_a_phase_diagram_shows_medians_diverged_and_missing_cells():
     figure: Any = viz.phase_diagram(table(), "n_tasks", "n_layers", "loss", log=False)
     medians, diverged = heatmaps(figure)
