@@ -1,9 +1,11 @@
 """Primitives of figures: one style, grids of panels, lines with bands of intervals, dots with bars, heatmaps."""
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -126,15 +128,19 @@ def add_intervals(
     fig: go.Figure, x: Sequence[float | str], intervals: Sequence[Interval], name: str, color: str, *,
     log_y: bool = False, place: _Panel | None = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Add a line of means with a band of intervals (a bar for one mean); log axes skip means <= 0."""
+    """Add a line of means with a band for each run of intervals (a bar for a single one); log axes skip means <= 0.
+
+    Means of one sample and those without finite ends have no interval.
+    """
     shown = [i for i, each in enumerate(intervals) if math.isfinite(each.mean) and (each.mean > 0 or not log_y)]
-    if shown and all(intervals[i].n > 1 for i in shown):
-        low = [max(intervals[i].low, intervals[i].mean * 1e-2) if log_y else intervals[i].low for i in shown]
-        high = [intervals[i].high for i in shown]
-        if len(shown) > 1:
-            add_band(fig, [x[i] for i in shown], low, high, color, place)
-        else:
-            options["error_y"] = error_bars(intervals, log=log_y, width=4, color=color)
+    known = [i for i in shown if intervals[i].n > 1 and math.isfinite(intervals[i].high - intervals[i].low)]
+    runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(known), lambda each: each[1] - each[0])]
+    for run in (each for each in runs if len(each) > 1):
+        low = [max(intervals[i].low, intervals[i].mean * 1e-2) if log_y else intervals[i].low for i in run]
+        add_band(fig, [x[i] for i in run], low, [intervals[i].high for i in run], color, place)
+    if alone := [run[0] for run in runs if len(run) == 1]:
+        bars = [each if i in alone else replace(each, low=math.nan, high=math.nan) for i, each in enumerate(intervals)]
+        options["error_y"] = error_bars(bars, log=log_y, width=4, color=color)
     means = [each.mean if i in shown else None for i, each in enumerate(intervals)]
     add_line(fig, x, means, name, color, place=place, **options)
 

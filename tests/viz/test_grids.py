@@ -175,9 +175,16 @@ def drawn(intervals: list[Interval], **options: bool) -> Any:
 
 def test_lines_have_bands_and_gaps_where_a_logarithm_is_not_defined():
     intervals = [Interval(1.0, 0.5, 1.5, 10), Interval(0.0, -1.0, 1.0, 10), Interval(2.0, 1.0, 3.0, 10)]
-    band, line = drawn(intervals, log_y=True).data
+    (line,) = drawn(intervals, log_y=True).data
     assert list(line.y) == [1.0, None, 2.0]
-    assert list(band.y) == [1.5, 3.0, 1.0, 0.5]
+    assert list(line.error_y.array) == pytest.approx([0.5, NAN, 1.0], nan_ok=True)
+    pair = intervals[::2]
+    first, second, line = drawn([*pair, intervals[1], *pair], log_y=True).data
+    assert (list(first.x), list(second.x)) == ([0, 1, 1, 0], [3, 4, 4, 3])
+    assert list(first.y) == list(second.y) == [1.5, 3.0, 1.0, 0.5]
+    band, line = drawn([*pair, Interval(4.0, NAN, NAN, 1), SURE]).data  # a single seed in the middle
+    assert (list(band.x), list(line.y)) == ([0, 1, 1, 0], [1.0, 2.0, 4.0, 1.0])
+    assert list(line.error_y.array) == pytest.approx([NAN, NAN, NAN, 0.5], nan_ok=True)
     eight: Any = viz.interval_lines("t", "x", "y", [0, 1, 2], {str(i): intervals for i in range(8)})
     assert len({trace.line.color for trace in eight.data if trace.name}) == 8
     assert len(drawn([Interval(1.0, math.nan, math.nan, 1)]).data) == 1  # one sample has no band
