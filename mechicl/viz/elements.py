@@ -159,6 +159,9 @@ def interval_lines(
         log_y: logarithmic vertical axis, on which means that are not positive leave a gap.
         log_x: logarithmic horizontal axis.
     """
+    for name, intervals in lines.items():
+        if len(intervals) != len(x):
+            raise ValueError(f"lines must have one interval per x, got {len(intervals)} of {name!r} for {len(x)}")
     fig = figure(title, x_title, y_title, log_x=log_x, log_y=log_y)
     alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # one legend entry for all
     for i, (color, (name, intervals)) in enumerate(zip(colors_for(list(lines)), lines.items(), strict=True)):

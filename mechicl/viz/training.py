@@ -49,7 +49,10 @@ def losses_over_training(
     for color, (kind, values) in zip(draw.colors_for(list(losses)), losses.items(), strict=True):
         if len(values) != len(steps):
             raise ValueError(f"losses must have one row per step, got {len(values)} of {kind!r} for {len(steps)} steps")
-        for seed in range(len(values[0])):
+        n_seeds = sorted({len(row) for row in values})
+        if len(n_seeds) > 1:
+            raise ValueError(f"losses must have the same number of seeds at every step, got {n_seeds} of {kind!r}")
+        for seed in range(max(n_seeds, default=0)):
             drawn = [None if (loss := values[i][seed]) is None else factor * loss for i in shown]
             look = {"opacity": 0.6, "showlegend": seed == 0, "legendgroup": kind}
             draw.add_line(fig, [steps[i] for i in shown], drawn, kind, color, **look)
@@ -61,8 +64,8 @@ def losses_over_training(
                 marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
             )  # fmt: skip
     for dash, (name, value) in zip(itertools.cycle(draw.DASHES[1:]), (references or {}).items(), strict=False):
-        ends = [steps[shown[0]], steps[-1]]
-        draw.add_line(fig, ends, [factor * value] * 2, name, draw.COLORS["gradient descent"], dash=dash)
+        ends = [steps[i] for i in (*shown[:1], *shown[-1:])]
+        draw.add_line(fig, ends, [factor * value] * len(ends), name, draw.COLORS["gradient descent"], dash=dash)
     fig.update_xaxes(exponentformat="none", separatethousands=True)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
@@ -172,6 +175,9 @@ def training_history(
     names = [*([loss] if curve else []), *traced]
     if not names:
         raise ValueError("there is nothing to draw: give a curve or traced results")
+    n_steps, n_rows = (len(curve.get(key, ())) for key in ("eval_step", "eval_loss"))
+    if n_steps != n_rows:
+        raise ValueError(f"curve must have one row of eval_loss per eval_step, got {n_rows} for {n_steps} steps")
     steps = {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
     fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
     every = sorted({*curve.get("eval_step", ()), *(step for each in steps.values() for step in each)})

@@ -15,7 +15,7 @@ from mechicl.analysis.dynamics import StrategyTracking, track_strategies
 from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.weights.paths import ModeConnectivity
 from mechicl.constructions import weights_circuit
-from mechicl.statistics import Result
+from mechicl.statistics import Result, interval
 from mechicl.statistics.grids import GridTable
 from mechicl.tasks import LinearRegression, MarkovChains
 from mechicl.viz.export import Html
@@ -117,6 +117,9 @@ def attention(**options: Any) -> Any:
     (lambda: viz.update_similarity_figure({}), "comparisons"),
     (lambda: viz.map_similarity_figure({}), "comparisons"),
     (lambda: viz.losses_over_training([0, 1], {"b": [[1.0]]}), "losses"),
+    (lambda: viz.losses_over_training([0, 1], {"b": [[1.0], [2.0, 9.0]]}), r"same number of seeds .*\[1, 2\] of 'b'"),
+    (lambda: viz.interval_lines("", "", "", [0, 1], {"b": [interval(torch.ones(3))]}), "got 1 of 'b' for 2"),
+    (lambda: viz.training_history({"eval_step": [0], "eval_loss": [[1.0], [2.0]]}, {}), "got 2 for 1 steps"),
     (lambda: viz.phase_diagram(FRAME, "n", "m", "loss", log=True), "'loss' has values that are not positive"),
     (lambda: viz.phase_diagram(FRAME, "n", "n", "loss"), "x and y"),
     (lambda: viz.phase_diagram(FRAME, "n", "m", "regret"), "no column 'regret'; it has n, m"),

@@ -35,6 +35,12 @@ def test_every_seed_is_drawn_at_its_loss_or_half_of_it():
     assert lines(figure, "a") == [(STEPS, [1.0, None, 4.0, None])]
 
 
+def test_losses_without_a_step_to_draw_are_an_empty_figure():
+    figure = losses_over_training([0], {"a": [[1.0]]}, references={"best": 1.0}, log_x=True)
+    assert lines(figure, "best") == [([], [])]
+    assert not lines(losses_over_training([], {"a": []}), "a")
+
+
 def test_transitions_are_marked_half_way_down():
     losses = [[1.0, 2.0, 1.0], [1.0, 0.4, 1.0], [0.2, 0.2, 1.0], [0.2, 0.2, 1.0]]
     transitions = {"a": find_transitions(STEPS, losses)}
