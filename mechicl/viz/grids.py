@@ -56,7 +56,7 @@ def phase_diagram(
     Example:
         >>> phase_diagram(table, x="task.n_tasks", y="model.n_layers", value="loss")
     """
-    frame = _columns(table, x, y, value)
+    frame = _columns(table, [x, y], [value])
     if x == y:
         raise ValueError(f"x and y must be two axes of the table, got {x!r} twice")
     _check_one_value(table, frame, x, y)
@@ -129,7 +129,7 @@ def lines(
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")
     """
     values, shown = [value] if isinstance(value, str) else list(value), [x, *([by] if by else [])]
-    frame = _columns(table, *shown, *values)
+    frame = _columns(table, shown, values)
     _check_one_value(table, frame, *shown)
     xs, references = _ordered(frame[x]), references or {}
     groups = [(None, frame)] if by is None else [(each, frame[frame[by] == each]) for each in _ordered(frame[by])]
@@ -185,17 +185,24 @@ def _add_seeds(fig: go.Figure, xs: list[Any], seeds: Mapping[str, list[torch.Ten
             )  # fmt: skip
 
 
-def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
+def _columns(table: GridTable | pd.DataFrame, axes: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Return the table with labels on axes that are not numeric, and numbers or NaN as values."""
     frame = table if isinstance(table, pd.DataFrame) else table.frame
-    for name in names:
+    for name in (*axes, *values):
         if name not in frame.columns:
             raise KeyError(f"the table has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
     # None is a setting like any other, and yes or no is not a number
-    labels = {
-        name: [_label(value) for value in frame[name]] for name in names
+    shown: dict[str, Any] = {
+        name: [_label(value) for value in frame[name]] for name in axes
         if pd.api.types.is_bool_dtype(frame[name]) or not pd.api.types.is_numeric_dtype(frame[name])
     }  # fmt: skip
-    return frame.assign(**labels) if labels else frame
+    for name in values:
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        if numbers.isna().all() and frame[name].notna().any():
+            raise ValueError(f"value must be a column of numbers, got {name!r} with {frame[name].dropna().iloc[0]!r}")
+        if name not in axes:
+            shown[name] = numbers.astype(float)
+    return frame.assign(**shown)
 
 
 def _label(value: Any) -> Any:

@@ -84,6 +84,14 @@ def test_lines_of_losses_that_happen_to_be_1_have_no_binomial_band():
         assert min(ends) == pytest.approx(least)  # (0.05 / 2)^(1/3) for a share of three
 
 
+def test_values_of_yes_and_no_are_1_and_0():
+    frame = pd.DataFrame({"n": [1, 1, 2, 2], "seed": [0, 1, 0, 1], "solved": [False, True, True, True]})
+    for column in (frame["solved"], frame["solved"].astype(object).where(frame["seed"] + frame["n"] < 3, None)):
+        figure: Any = viz.lines(frame.assign(solved=column), "n", "solved")
+        ((_, y),) = lines(figure, "solved")
+        assert y == [0.5, 1.0]
+
+
 def test_infinite_values_count_and_infinite_medians_leave_a_gap():
     frame = pd.DataFrame({"n": [2] * 3 + [8] * 3 + [32] * 3, "m": 1, "seed": [0, 1, 2] * 3, "loss": [1.0] * 9})
     frame.loc[[1, 2, 5], "loss"] = math.inf

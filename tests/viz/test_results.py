@@ -123,6 +123,8 @@ def attention(**options: Any) -> Any:
     (lambda: viz.phase_diagram(FRAME, "n", "m", "loss", log=True), "'loss' has values that are not positive"),
     (lambda: viz.phase_diagram(FRAME, "n", "n", "loss"), "x and y"),
     (lambda: viz.phase_diagram(FRAME, "n", "m", "regret"), "no column 'regret'; it has n, m"),
+    (lambda: viz.lines(FRAME.assign(loss="a"), "n", "loss"), "value must be a column of numbers, got 'loss' with 'a'"),
+    (lambda: viz.phase_diagram(FRAME.assign(loss="a"), "n", "m", "loss"), "value must be a column of numbers"),
     (lambda: viz.lines(GridTable(FRAME, ("n", "m", "seed")), "n", "loss"), "the table varies in 'm' too"),
     (lambda: any_viz.lines(FRAME, "n", "loss", "m", middle="mode"), "middle"),
     (lambda: viz.head_table(HeadScores({}, {})), "scores"),
