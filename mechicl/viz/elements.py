@@ -288,7 +288,8 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
 
 
 def _log_ticks(low: float, high: float) -> dict[str, Any]:
-    decades = math.log10(high / low)
+    ratio = high / low
+    decades = math.log10(ratio) if math.isfinite(ratio) else math.log10(high) - math.log10(low)
     if decades > DECADES:
         return {"tickmode": "linear", "dtick": math.ceil(decades / DECADES), "exponentformat": "power"}
     digits = (1,) if decades > 2 else (1, 2, 5) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)

@@ -268,7 +268,7 @@ def _log_ticks(colors: Sequence[float]) -> dict[str, Any]:
     """Return ticks of a colour bar of logarithms, labelled with the values themselves."""
     low, high = min(colors), max(colors)
     digits = (1,) if high - low > 3 else (1, 3)
-    marks = [d * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for d in digits]
+    marks = [d * 10.0**p for p in range(math.floor(low), math.floor(high + 0.05) + 1) for d in digits]
     marks = [mark for mark in marks if low - 0.05 <= math.log10(mark) <= high + 0.05]
     return {"tickvals": [math.log10(mark) for mark in marks], "ticktext": [f"{mark:g}" for mark in marks]}
 
