@@ -138,9 +138,9 @@ def save(
     if suffix not in (".png", ".svg", ".pdf", ".html"):
         raise ValueError(f"path must end in .png, .svg, .pdf or .html, got {path.name!r}")
     if suffix == ".html":
-        (picture.write_html if isinstance(picture, go.Figure) else picture.save)(path)
+        (picture.save if isinstance(picture, Html) else (picture if title else _untitled(picture)).write_html)(path)
         return path
-    figure = picture if isinstance(picture, go.Figure) else picture.still
+    figure = picture.still if isinstance(picture, Html) else picture
     if figure is None:
         raise ValueError(f"path must end in .html for a picture made of HTML, got {path.name!r}")
     inches = WIDTHS[width] if isinstance(width, str) else float(width)

@@ -214,6 +214,11 @@ def test_html_is_interactive_and_needs_no_network(files):
     assert not re.search(r'<(script|link)[^>]*(src|href)="https?:', page)
 
 
+def test_titles_may_be_left_out_of_html(tmp_path):
+    assert TITLE not in viz.save(line(), tmp_path / "untitled.html", title=False).read_text()
+    assert TITLE in viz.save(line(), tmp_path / "titled.html").read_text()
+
+
 def test_attention_is_a_figure_on_paper_and_titles_may_be_left_out(files):
     assert "A title" not in viz.save(line(), files / "untitled.svg", title=False).read_text()
     (page,) = PdfReader(files / "attention.pdf").pages
