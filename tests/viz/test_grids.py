@@ -223,12 +223,10 @@ def test_known_names_have_fixed_colours_and_others_get_different_ones():
 
 @pytest.mark.parametrize(("low", "high"), [(1e-16, 1e300), (1e-300, 1.5e308)])
 def test_logarithmic_figures_take_values_whose_ratio_overflows(low: float, high: float):
-    figure: Any = viz.interval_lines(
-        "t", "x", "y", [0, 1], {"a": [Interval(m, m, m, 1) for m in (low, high)]}, log_y=True
-    )
-    assert figure.layout.yaxis.dtick == math.ceil((math.log10(high) - math.log10(low)) / 6)
     frame = pd.DataFrame({"n": [0, 1], "m": 1, "loss": [low, high]})
-    assert viz.lines(frame, "n", "loss").layout.yaxis.dtick == figure.layout.yaxis.dtick
+    figure: Any
+    for figure in (drawn([Interval(m, m, m, 1) for m in (low, high)], log_y=True), viz.lines(frame, "n", "loss")):
+        assert figure.layout.yaxis.dtick == math.ceil((math.log10(high) - math.log10(low)) / 6)
     figure = viz.phase_diagram(frame, "n", "m", "loss")
     assert figure.data[0].colorbar.tickvals[-1] == math.floor(math.log10(high))
 
