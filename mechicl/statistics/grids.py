@@ -100,7 +100,10 @@ class GridTable:
         return self.frame
 
     def save(self, path: str | Path) -> Path:
-        """Write the rows as CSV, numbers with all their digits, in one step: readers see the old table or the new."""
+        """Write the rows as CSV, numbers with all their digits, in one step: readers see the old table or the new.
+
+        CSV has no types: `load` reads labels that look like numbers as numbers ("01" as 1), and "" as missing (NaN).
+        """
         path = Path(path)
         write_bytes(path, self.frame.to_csv(index=False).encode())
         return path
