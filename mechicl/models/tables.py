@@ -245,13 +245,17 @@ class TableTransformer(PromptedModel):
         n = prompts.n_context
         if (y_dim := prompts.ys.shape[2]) != self.cfg.y_dim:
             raise ValueError(f"the model takes y_dim={self.cfg.y_dim}, the prompts have {y_dim}")
-        xs, ys = (part.to(self.cfg.device, self.cfg.torch_dtype) for part in (prompts.xs, prompts.ys))
+        xs, ys = prompts.xs.to(self.cfg.device, torch.float64), prompts.ys.to(self.cfg.device, self.cfg.torch_dtype)
         known = ~xs.isnan()
         if n:
             centre = xs[:, :n].nanmedian(1, keepdim=True).values.nan_to_num(0.0)
             scale = (xs[:, :n] - centre).abs().nanmean(1, keepdim=True).nan_to_num(1.0)
-            xs = (xs - centre) / torch.where(scale > 1e-9, scale, 1.0)
-        cells = torch.stack([torch.where(known, xs, 0.0).asinh(), (~known).to(xs)], dim=-1)
+            rounding = 4 * torch.finfo(xs.dtype).eps * centre.abs()
+            xs = (xs - centre) / torch.where(scale > rounding, scale, 1.0)
+        xs = torch.where(known, xs, 0.0).asinh().to(ys)  # in float64 until here: a cast may merge the column's values
+        if not (xs.isfinite().all() and ys.isfinite().all()):
+            raise ArgumentError(f"labels must fit {self.cfg.dtype}, and the differences of a column's cells float64")
+        cells = torch.stack([xs, (~known).to(xs)], dim=-1)
         unknown = (torch.arange(xs.shape[1], device=xs.device) >= n).to(xs)[:, None]
         labels = torch.cat([ys * (1 - unknown), unknown.expand(len(ys), -1, -1)], dim=-1)
         # between a cell's value and its mark, where labels have several values

@@ -21,6 +21,7 @@ from mechicl.training import PRESETS, TrainingConfig, train
 
 CFG = TableConfig(x_dim=3, n_context=9, n_layers=2, n_heads=2, d_model=12, dtype="float64")
 MODEL = TableTransformer(CFG, seed=1).eval()
+HALF = TableTransformer(CFG.replace(dtype="float16")).eval()
 CLASSES = TableTransformer(CFG.replace(y_dim=3, predicts="classes"), seed=2).eval()
 TASK = TableRegression(x_dim=3, n_context=9, n_queries=4, missing=0.3)
 TABLES = TASK.sample_tables(3, seed=0).to(torch.float64)
@@ -130,6 +131,15 @@ def test_units_of_a_column_do_not_matter(scale: float, shift: float, column: int
     torch.testing.assert_close(changed, MODEL.predict_tables(TABLES), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 1e7), (1.0, 1.7e9), (1e-9, 0.0), (1e-300, 0.0), (1e39, 0.0)])
+def test_units_that_the_models_dtype_cannot_hold(scale: float, shift: float):
+    model, xs = TableTransformer(CFG.replace(dtype="float32"), seed=1), (TABLES.xs * 1024).round() / 1024
+    tables = [Tables(each, TABLES.ys, TABLES.n_context) for each in (xs, scale * xs + shift)]
+    expected, changed = (model.predict_tables(each) for each in tables)
+    assert changed.dtype == torch.float32
+    torch.testing.assert_close(changed, expected, rtol=0, atol=1e-6)
+
+
 # ---- hooks and the engine ----
 
 
@@ -221,6 +231,8 @@ def test_gradients_reach_the_query():
         (lambda: MODEL(CLEAN, start_at_layer=1), "with start_at_layer the input is"),
         (lambda: MODEL(CLEAN, return_type="loss"), "is not one of"),
         (lambda: MODEL.predict(LinearRegression(y_dim=2).sample(1, seed=0)), "the model takes y_dim=1"),
+        (lambda: MODEL.predict_tables(Tables(TABLES.xs.sign() * 1.7e308, TABLES.ys, 9)), "of a column's cells float64"),
+        (lambda: HALF.predict_tables(dataclasses.replace(TABLES, ys=TABLES.ys * 1e9)), "labels must fit float16"),
         (lambda: CFG.replace(n_heads=5), "n_heads must divide d_model"),
         (lambda: CFG.replace(predicts="classes"), "needs y_dim"),
         (lambda: config_from_dict({**CFG.to_dict(), "d_mlpp": 3}), "has no field"),
