@@ -1,6 +1,7 @@
 """A table of the user's own as a task: other rows are drawn as context and as rows to predict each time."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -85,7 +86,7 @@ class OwnTable(TableTask):
         """
         import pandas as pd  # takes half a second
 
-        table = pd.read_csv(frame) if isinstance(frame, str | Path) else frame
+        table = _read_csv(frame) if isinstance(frame, str | Path) else frame
         if not isinstance(table, pd.DataFrame):
             raise ArgumentError(f"frame must be a pandas DataFrame or the path of a CSV file, got {described(table)}")
         if label not in table.columns or len(table.columns) < 2:
@@ -156,6 +157,18 @@ class OwnTable(TableTask):
     def __repr__(self) -> str:
         kind = f"{self.y_dim} classes" if self.has_classes else "numbers"
         return f"OwnTable({len(self.cells)} rows, x_dim={self.x_dim}, n_context={self.n_context}, labels: {kind})"
+
+
+def _read_csv(path: str | Path) -> Any:
+    import pandas as pd
+
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # fields without a column
+        try:
+            return pd.read_csv(path, index_col=False)
+        except (ValueError, pd.errors.ParserWarning) as error:
+            reason = str(error).splitlines()[0]
+            raise ArgumentError(f"{path} must be a CSV file with as many fields in each row as in its header "
+                                f"({reason})") from error  # fmt: skip
 
 
 def _is_numeric(column: Any) -> bool:

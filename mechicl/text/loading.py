@@ -2,6 +2,7 @@
 
 import glob
 import tempfile
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ def load_texts(
             their texts; the others are downloaded.
         split: split of the data set, such as "train"; ignored for a file, or a folder with one data set.
         source: where to read the texts instead of the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder
-            written by `save_to_disk` of `datasets`, or a copy of the data set's repository on the hub. Labels are class
-            indices, or the label words in any case. In .csv and .tsv a quoted field may contain the separator, and
-            texts such as "NA" stay texts.
+            written by `save_to_disk` of `datasets`, or a copy of the data set's repository on the hub. Labels are the
+            label words in any case, or class indices; a text such as "1" is an index unless it is a label word. In .csv
+            and .tsv a quoted field may contain the separator, and texts such as "NA" stay texts.
         n_texts: number of texts, a random subset; all by default. A rule-made task makes this many, by default 512.
         seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
 
@@ -46,8 +47,9 @@ def load_texts(
         A `LabelledTexts`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
 
     Raises:
-        ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing or
-            unknown label; a value that is not a text; more texts than there are; a source for a rule-made task.
+        ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing,
+            unknown or ambiguous label; a value that is not a text; more texts than there are; a source for a rule-made
+            task.
         FileNotFoundError: no such source, or no answer from the hub.
 
     Example:
@@ -95,17 +97,15 @@ def _from_hub(task: TextTask, split: str) -> "datasets.Dataset":
 def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset":
     import datasets
     from datasets.exceptions import DatasetsError
+    from pandas.errors import ParserWarning
 
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
         return _from_folder(task, split, source)
-    # texts such as "NA" or "12" stay texts, and only an empty label is missing
-    csv: dict[str, Any] = {
-        "converters": dict.fromkeys(task.columns, str),
-        "keep_default_na": False,
-        "na_values": {task.label_column: [""]},
-    }
+    # texts such as "NA" or "12" stay texts, and labels too
+    converters = dict.fromkeys([*task.columns, task.label_column], str)
+    csv: dict[str, Any] = {"converters": converters, "keep_default_na": False, "index_col": False}
     readers = {
         ".csv": partial(datasets.Dataset.from_csv, **csv),
         ".tsv": partial(datasets.Dataset.from_csv, sep="\t", **csv),
@@ -119,11 +119,15 @@ def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset"
     read = readers[source.suffix.lower()]
     # The library caches files by path and time of change, and would confuse a file with one that it replaced: hence the
     # temporary cache. It reads a path as a pattern: hence the escape.
-    with tempfile.TemporaryDirectory() as cache:
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        warnings.catch_warnings(action="error", category=ParserWarning),  # fields without a column
+    ):
         try:
             return read(glob.escape(str(source.resolve())), cache_dir=cache, keep_in_memory=True)
         except (DatasetsError, ValueError, StopIteration) as error:  # the last for an empty .json
-            reason = _first_line(error.__cause__ or error)
+            is_longer = isinstance(error.__cause__, ParserWarning)
+            reason = "rows have more fields than the header" if is_longer else _first_line(error.__cause__ or error)
             raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
@@ -168,7 +172,7 @@ def _examples(
         if wrong := [value for value in rows[column] if not isinstance(value, str)]:
             raise ValueError(f"column {column!r} of {origin} must contain texts, got {wrong[0]!r}")
     labels = rows[task.label_column]
-    if any(label is None or label in (-1, "") for label in labels):  # first, because one makes a csv's ints floats
+    if any(label is None or str(label).strip() in {"-1", ""} - task.class_words.keys() for label in labels):
         raise ValueError(f"{origin} has texts without a label, as test splits often do: load a split that has them all")
     texts = zip(*(rows[column] for column in task.columns), strict=True)
     return LabelledTexts(
@@ -179,10 +183,17 @@ def _examples(
 
 
 def _class_index(task: TextTask, label: Any, origin: str) -> int:
-    if isinstance(label, int) and not isinstance(label, bool):
-        return label  # LabelledTexts refuses those that are not classes
-    if isinstance(label, str) and label.strip().casefold() in task.class_words:
-        return task.class_words[label.strip().casefold()]
+    word, is_index = str(label).strip().casefold(), isinstance(label, int) and not isinstance(label, bool)
+    of_word = task.class_words.get(word)
+    if is_index and of_word not in (None, label) and label in range(task.n_classes):
+        raise ValueError(
+            f"{origin} has the label {label}, which is a class index of {task.name!r} and the word of another class: "
+            f"give labels as text ({word!r}), which is read as the word"
+        )
+    if of_word is not None:
+        return of_word
+    if is_index or (isinstance(label, str) and word.isdecimal()):
+        return int(word)  # LabelledTexts refuses those that are not classes
     raise ValueError(
         f"{origin} has the label {label!r}, which is neither a class index of {task.name!r} nor one of the words "
         f"{list(task.labels)}"

@@ -259,7 +259,7 @@ def test_files_keep_every_digit(table, tmp_path):
     ("," * 10**7, "more than 1,000 columns"),
     ("a\n" + "1," * 1000 + "\n", "more than 1,000 columns"),
     ("depth\n" * 4_000_002, "4,000,000 values, which are not read"),
-    *((text, "is not a table") for text in ("", 'depth\n"', "depth\n\udcff")),
+    *((text, "is not a table") for text in ("", 'depth\n"', "depth\n\udcff", "depth,loss\n1,2,3\n")),
     ("loss\n1\n", "axes must be columns"),
 ])  # fmt: skip
 def test_files_that_are_not_tables_or_too_large_are_refused(tmp_path, text, message):

@@ -35,6 +35,18 @@ def test_a_csv_file_is_read_like_its_frame(tmp_path: Path):
     torch.testing.assert_close(read.cells, OwnTable.from_frame(FRAME, "price").cells, equal_nan=True)
 
 
+def test_a_csv_file_with_rows_longer_than_its_header_is_refused(tmp_path: Path):
+    lines, path = FRAME.to_csv(index=False).splitlines(), tmp_path / "long.csv"
+    path.write_text("\n".join([lines[0], *(line + "," for line in lines[1:])]))  # a trailing comma has no value
+    torch.testing.assert_close(
+        OwnTable.from_frame(path, "price").cells, OwnTable.from_frame(FRAME, "price").cells, equal_nan=True
+    )
+    for more in (lines[:1] + [line + ",8" for line in lines[1:]], [*lines, lines[1] + ",8"]):
+        path.write_text("\n".join(more))
+        with pytest.raises(ValueError, match=r"long.csv must be a CSV file with as many fields in each row"):
+            OwnTable.from_frame(path, "price")
+
+
 NUMBERS = [1, 2, None, 10, 9, 100] * 5
 OBJECTS = {
     "object": pd.Series(NUMBERS, dtype=object),

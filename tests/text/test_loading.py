@@ -65,6 +65,32 @@ def test_two_text_columns_and_labels_as_words_in_any_case(kind, tmp_path):
     assert examples.labels == (2, 0)
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_label_words_that_are_numbers_or_truth_values(kind, tmp_path):
+    path = tmp_path / f"rows.{kind}"
+    stars = replace(OPINIONS, labels=(" 1", " 2", " 3"))
+    FILES[kind](as_rows([("bad", "1"), ("good", "3"), ("fine", " 2")]), path)
+    assert load_texts(stars, "train", source=path).labels == (0, 2, 1)
+    assert load_texts(replace(stars, labels=(" 3", " 2", " 1")), "train", source=path).labels == (2, 0, 1)
+    FILES[kind](as_rows([("right", True), ("wrong", False)]), path)
+    assert load_texts(replace(TEXT_TASKS["cb"], template="{text}"), "train", source=path).labels == (0, 1)
+    FILES[kind](as_rows([("bad", 3), ("good", 1)]), path)
+    if kind in ("csv", "tsv"):
+        assert load_texts(stars, "train", source=path).labels == (2, 0)
+    else:
+        with pytest.raises(ValueError, match=r"label 1, which is a class index of 'opinions' and the word of another"):
+            load_texts(stars, "train", source=path)
+
+
+@pytest.mark.parametrize("row", ["a,0,9", "a,0,,"])
+def test_rows_longer_than_the_header_are_refused(row, tmp_path):
+    for kind, separator in (("csv", ","), ("tsv", "\t")):
+        path = tmp_path / f"long.{kind}"
+        path.write_text(f"text,label\n{row}\n{row}\n".replace(",", separator))
+        with pytest.raises(ValueError, match=rf"long.{kind} has no .*rows have more fields than the header"):
+            load_texts(OPINIONS, "train", source=path)
+
+
 @pytest.mark.parametrize("format", [None, "torch", "pandas"])
 def test_a_saved_data_set_is_read_whatever_format_it_gives_out(format, tmp_path):
     names = datasets.ClassLabel(names=["bad", "fine", "good"])
@@ -103,7 +129,7 @@ BAD = [
     ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], "texts without a label, as test splits often do"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": None}], "texts without a label"),
     ([{"text": "a", "label": "so-so"}], r"the label 'so-so', which is neither .* \[' bad', ' fine', ' good'\]"),
-    ([{"text": "a", "label": True}], "the label True, which is neither"),
+    ([{"text": "a", "label": True}], "the label '?True'?, which is neither"),
 ]
 NO_TEXTS = [
     ([{"text": text, "label": 0} for text in texts], r"column 'text' of .* must contain texts, got")
