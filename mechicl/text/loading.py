@@ -38,8 +38,9 @@ def load_texts(
         split: split of the data set, such as "train"; ignored for a file, or a folder with one data set.
         source: where to read the texts instead of the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder
             written by `save_to_disk` of `datasets`, or a copy of the data set's repository on the hub. Labels are the
-            label words in any case, or class indices; a text such as "1" is an index unless it is a label word. In .csv
-            and .tsv a quoted field may contain the separator, and texts such as "NA" stay texts.
+            label words in any case, or class indices; a text such as "1" is an index unless it is a label word. The
+            names of a `ClassLabel` are read if all are label words. In .csv and .tsv a quoted field may contain the
+            separator, and texts such as "NA" stay texts.
         n_texts: number of texts, a random subset; all by default. A rule-made task makes this many, by default 512.
         seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
 
@@ -174,6 +175,9 @@ def _examples(
     labels = rows[task.label_column]
     if any(label is None or str(label).strip() in {"-1", ""} - task.class_words.keys() for label in labels):
         raise ValueError(f"{origin} has texts without a label, as test splits often do: load a split that has them all")
+    names = getattr(dataset.features[task.label_column], "names", ())  # of a ClassLabel
+    if names and all(name.strip().casefold() in task.class_words for name in names):
+        labels = [names[label] for label in labels]
     texts = zip(*(rows[column] for column in task.columns), strict=True)
     return LabelledTexts(
         task,

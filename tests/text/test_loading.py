@@ -109,6 +109,16 @@ def test_a_saved_data_set_is_read_whatever_format_it_gives_out(format, tmp_path)
         load_texts(OPINIONS, "validation", source=tmp_path / "several")
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"), [(["Good", "bad ", "FINE"], (2, 0, 1)), (["a", "bad", "good"], (0, 1, 2))]
+)
+def test_saved_class_names_are_read_if_all_are_label_words(names, expected, tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    rows = [{"text": name, "label": index} for index, name in enumerate(names)]
+    datasets.Dataset.from_list(rows, features).save_to_disk(str(tmp_path / "saved"))
+    assert load_texts(OPINIONS, "test", source=tmp_path / "saved").labels == expected
+
+
 def test_a_subset_is_random_and_the_same_for_the_same_seed(tmp_path):
     rows = [(f"text {index}", index % 3) for index in range(60)]
     path = tmp_path / "many.jsonl"
