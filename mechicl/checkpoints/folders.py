@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mechicl.base.arguments import ArgumentError, checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, checked, fits
 from mechicl.base.files import (
     MOST_BYTES,
     NEW,
@@ -23,6 +24,7 @@ from mechicl.base.files import (
 from mechicl.base.shipped import available, shipped_folder
 from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
 from mechicl.checkpoints.checkpoint import (
+    OF_EACH_MODEL,
     Checkpoint,
     CheckpointError,
     Snapshots,
@@ -38,6 +40,11 @@ from mechicl.models.wrapping.wrapped import refuse_wrapped
 
 RECORD = "record.json"
 """The file of a checkpoint that is read first and written last; it has the digests of the others."""
+_INTEGERS, _MAPPING = (Sequence[int], "a list of integers"), (Mapping[str, Any], "a mapping")
+_LOSSES = (Sequence[Sequence[float | None]], "a list of the models' losses at each step")
+_OF_RECORD = {"training": _MAPPING, "curve": _MAPPING, **dict.fromkeys(OF_EACH_MODEL, _INTEGERS)}
+_OF_TRAINING = {"seeds": _INTEGERS, "more_tasks": (Sequence[Mapping[str, Any]], "a list of tasks")}
+_OF_CURVE = {"step": _INTEGERS, "eval_step": _INTEGERS, "loss": _LOSSES, "eval_loss": _LOSSES}
 
 
 @checked
@@ -142,9 +149,9 @@ def save(
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
         ValueError: a repository of the hub as folder, no models, different configs, hooks, weights that are not those
-            of the config (tied, parametrized), snapshots that are not those of the models, a number of `seeds` or of
-            the curve's losses in the record that differs from the number of models, or a record that is too long to be
-            read.
+            of the config (tied, parametrized), snapshots that are not those of the models, a record's `seeds` that are
+            not different integers, a number of them or of the curve's losses that differs from the number of models, or
+            a record that is too long to be read.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -158,7 +165,7 @@ def save(
     check_stack(models[0].cfg, weights)  # as `load` does
     record = record or {}
     _check_plain("record", record)
-    _check_seeds(record, len(models))
+    _check_models(record, len(models))
     files = {
         "config.json": json_bytes(models[0].cfg.to_dict()),
         "weights.safetensors": tensor_bytes(weights),
@@ -267,19 +274,34 @@ def _record_digest(record: dict[str, Any]) -> str:
     return hashlib.sha256((json.dumps(json.loads(json_bytes(record)), indent=1) + "\n").encode()).hexdigest()
 
 
-def _check_seeds(record: dict[str, Any], n_models: int) -> None:
-    seeds = record.get("seeds", range(n_models))
-    if not isinstance(seeds, list | tuple | range) or len(seeds) != n_models:
-        raise ValueError(f"{n_models} models for the seeds {seeds!r}")
-    curve = record.get("curve") or {}
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[Any, str]]) -> None:
+    for name, (hint, kind) in kinds.items():
+        if name in values and not fits(values[name], hint):
+            raise ValueError(f"{name} must be {kind}, got {described(values[name])}")
+
+
+def _check_models(record: dict[str, Any], n_models: int) -> None:
+    """Refuse entries about the models of another kind, or of another number of models."""
+    _check_kinds(record, _OF_RECORD)
+    training, curve = record.get("training", {}), record.get("curve", {})
+    _check_kinds(training, _OF_TRAINING)
+    _check_kinds(curve, _OF_CURVE)
+    for name in OF_EACH_MODEL:
+        if len(record.get(name, range(n_models))) != n_models:
+            raise ValueError(f"{n_models} models for the {name} {record[name]!r}")
+    n_seeds = n_models // (1 + len(training.get("more_tasks", ())))
+    seeds = record.get("seeds", ())[:n_seeds]
+    # models selected from several tasks have no task, and may share their seeds
+    if len(set(seeds)) < len(seeds) and ("task" in training or not training):
+        raise ValueError(f"seeds must differ, got {seeds}")
     for name in ("loss", "eval_loss"):
-        if wrong := [len(line) for line in curve.get(name) or () if len(line) != n_models]:
+        if wrong := [len(line) for line in curve.get(name, ()) if len(line) != n_models]:
             raise ValueError(f"the curve has {wrong[0]} losses ({name}) of {n_models} models")
 
 
 def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:
     """Refuse a record that was changed since it was saved, or that `save` would not write."""
-    _check_seeds(record, n_models)
+    _check_models(record, n_models)
     if unknown := sorted(set(digests) - set(FILES)):
         raise ValueError(f"it has digests (sha256) of {unknown}, which are not files of a checkpoint")
     own = _record_digest(record)

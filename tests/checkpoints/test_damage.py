@@ -89,6 +89,23 @@ def test_a_record_without_digests_is_refused(folder, digests):
     refused(folder, "lacks the digests")
 
 
+@pytest.mark.parametrize(("entries", "message"), [
+    *(({"curve": curve}, "curve must be a mapping, got") for curve in (None, [], "x", 3)),
+    *(({"curve": {"eval_loss": losses}}, "eval_loss must be a list") for losses in (3, "x", None, [1.0], [["a", 1]])),
+    ({"curve": {"eval_step": "x", "eval_loss": [[1.0, None]]}}, "eval_step must be a list of integers, got 'x'"),
+    *(({"training": training}, "training must be a mapping, got") for training in (None, [])),
+    ({"training": {"more_tasks": None}}, "more_tasks must be a list of tasks, got None"),
+    ({"training": {"seeds": 3}}, "seeds must be a list of integers, got 3"),
+    *(({name: [1]}, f"2 models for the {name}") for name in ("seeds", "stopped_at", "diverged_at")),
+    *(({"seeds": seeds}, "seeds must be a list of integers") for seeds in (None, [1.5, "a"], [True, False], "ab")),
+    ({"seeds": [1, 1]}, r"seeds must differ, got \[1, 1\]"),
+])  # fmt: skip
+def test_a_record_with_entries_of_another_kind_is_refused_without_its_digest(folder, entries, message):
+    edit(folder / "record.json", lambda record: record.update(entries))
+    edit(folder / "record.json", lambda record: record["sha256"].pop("record.json"))
+    refused(folder, rf"record\.json: {message}")
+
+
 @pytest.mark.parametrize(("change", "steps", "message"), [
     *((lambda w: None, steps, r"snapshots\.safetensors: ") for steps in ("0,10,20", "0", "", "0,ten")),
     (lambda w: w.update(extra=torch.zeros(2, 2, 2)), "0,10", "not a snapshot of a weight"),
