@@ -224,7 +224,7 @@ def trained(here: Path, preset: str, *words: str) -> TrainingConfig:
 
 @pytest.mark.parametrize("words", [["--d", "4", "--n", "12"], ["--n=12", "--d=4"]])
 def test_the_size_of_the_task_is_set_once_and_model_and_curriculum_follow(here, words):
-    config = trained(here, "gpt2-8l", *words, "--steps", "40")
+    config = trained(here, "gpt2-8l", *words, "--steps", "4_0")  # an integer as Python writes it
     assert config.task == PRESETS["gpt2-8l"].task.replace(x_dim=4, n_context=12)
     assert (config.model.x_dim, config.model.n_context) == (4, 12)
     assert config.curriculum == PRESETS["gpt2-8l"].resized(x_dim=4, n_context=12, steps=40).curriculum

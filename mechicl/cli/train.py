@@ -90,8 +90,11 @@ def _word_after(words: Sequence[str], option: str) -> str | None:
 
 
 def _number_after(words: Sequence[str], option: str) -> int | None:
-    word = _word_after(words, option)
-    return int(word) if word is not None and word.isdecimal() else None  # others are refused when parsed
+    try:
+        number = int(_word_after(words, option) or "")  # as the parser reads it, such as 4_000
+    except ValueError:
+        return None
+    return number if number >= 0 else None  # others are refused when parsed
 
 
 def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
