@@ -61,11 +61,11 @@ class Tables:
             10
         """
         if hasattr(xs, "columns") and hasattr(queries, "columns"):
-            if sorted(map(str, xs.columns)) != sorted(map(str, queries.columns)):
+            named = {str(name): name for name in queries.columns}
+            if sorted(map(str, xs.columns)) != sorted(named):
                 raise ArgumentError(f"queries must have the columns of xs, {[*xs.columns]}, got {[*queries.columns]}")
-            queries = queries[[*xs.columns]]
-        parts = (part if isinstance(part, Tensor) else np.array(part, dtype=np.float64) for part in (xs, ys, queries))
-        xs, ys, queries = (torch.as_tensor(part, dtype=torch.float64) for part in parts)
+            queries = queries[[named[str(name)] for name in xs.columns]]
+        xs, ys, queries = (_as_float64(part) for part in (xs, ys, queries))
         ys = ys[:, None] if ys.ndim == 1 else ys
         labels = torch.cat([ys, ys.new_zeros(len(queries), ys.shape[1])])
         return cls(torch.cat([xs, queries])[None], labels[None], len(xs))
@@ -114,3 +114,9 @@ class Tables:
     def to(self, *args: Any, **kwargs: Any) -> "Tables":
         """Move to another device or dtype, with the arguments of `Tensor.to`."""
         return Tables(self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs), self.n_context)
+
+
+def _as_float64(part: Any) -> Tensor:
+    if hasattr(part, "isna"):  # of pandas, whose NA NumPy does not convert
+        part = part.to_numpy(np.float64, na_value=np.nan)
+    return torch.as_tensor(part if isinstance(part, Tensor) else np.array(part, np.float64), dtype=torch.float64)

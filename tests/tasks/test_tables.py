@@ -3,6 +3,7 @@
 import statistics
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -124,5 +125,12 @@ def test_tables_are_checked():
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
     made = Tables.from_arrays(frame, [5.0, 6.0], frame[["b", "a"]])
     assert made.xs[0].tolist() == 2 * [[1.0, 3.0], [2.0, 4.0]]
+    numbered = frame.set_axis([0, 1], axis=1)
+    made = Tables.from_arrays(numbered, [5.0, 6.0], numbered[[1, 0]].rename(columns=str))
+    assert made.xs[0].tolist() == 2 * [[1.0, 3.0], [2.0, 4.0]]
+    whole = pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [3, 4]})
+    made = Tables.from_arrays(whole, pd.Series([5, 6], dtype="Int64"), whole)
+    np.testing.assert_array_equal(made.xs[0].numpy(), 2 * [[1.0, 3.0], [np.nan, 4.0]])
+    assert made.ys[0, :2, 0].tolist() == [5.0, 6.0]
     with pytest.raises(ArgumentError, match=r"must have the columns of xs, \['a', 'b'\], got \['b'\]"):
         Tables.from_arrays(frame, [5.0, 6.0], frame[["b"]])
