@@ -151,7 +151,7 @@ def _plain(value: Any, function: str) -> CellValue:
     """A number or a text as a JSON value: None for NaN, text for infinities."""
     if isinstance(value, Interval):
         value = value.mean
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor | np.ndarray | np.generic) and math.prod(value.shape) == 1:
         value = value.item()
     if value is None or isinstance(value, str):
         return value

@@ -21,11 +21,11 @@ from beartype import beartype
 from jaxtyping import jaxtyped
 
 from mechicl import viz
-from mechicl.checkpoints import load_checkpoint
+from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
 from mechicl.sweeps.folder import RESULTS
-from mechicl.sweeps.measuring import identity
+from mechicl.sweeps.measuring import identity, measured_columns
 from mechicl.training import train
 from tests.sweeps.runs import BASE, RATES, doubled, failing, slow, sweep
 
@@ -267,6 +267,14 @@ def test_a_measure_that_cannot_be_pickled_needs_one_worker(tmp_path):
     with pytest.raises(TypeError, match="use workers=1"):
         run(tmp_path, lambda checkpoint: lock.locked(), workers=2)
     assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    values = {"yes": np.bool_(True), "three": np.array(3), "one": np.array([0.5]), "none": np.array(np.nan)}
+    columns = measured_columns([lambda checkpoint: values], Checkpoint("mine", []))
+    assert columns == {"yes": 1.0, "three": 3.0, "one": 0.5, "none": None}
+    with pytest.raises(TypeError, match="returned ndarray: a measure returns a number"):
+        measured_columns([lambda checkpoint: np.zeros(2)], Checkpoint("mine", []))
 
 
 def test_variables_in_a_measure_s_closure_are_part_of_it(tmp_path):
