@@ -56,8 +56,8 @@ def find_circuit(
             - "exact": edges are cut in groups, in the order of their scores ("mask-ig" of `score_edges`). A group whose
               joint removal changes the metric too much is halved until single edges remain, which are kept.
               Uninformative gradients make the search slower but not wrong;
-            - "eap-ig": few edges with the largest scores (see `score_edges`) that suffice, without cutting any
-              separately: quick, but misses effects that gradients do not show;
+            - "eap-ig": edges with the largest scores (see `score_edges`), their number by bisection, without cutting
+              any separately: quick, but misses effects that gradients do not show, and fewer edges may suffice;
             - "acdc": edges are tried one after the other, from the output back, and an edge is cut if this increases
               the distance by less than `tolerance` (Conmy et al. 2023): errors add up over edges.
         method: value of a cut edge in place of the sender's write:
@@ -191,8 +191,7 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
     """Keep the largest edges that keep the metric within tolerance and reach the output.
 
-    Their number is doubled until they suffice, and bisected below. So it is the smallest if more edges never harm; else
-    fewer may suffice.
+    Their number is found by bisection: it is the smallest if more edges never harm; else fewer may suffice.
     """
     order = sizes.argsort(descending=True, stable=True)
 
@@ -201,15 +200,13 @@ def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: fl
         mask[order[:n]] = True
         return mask
 
-    def enough(n: int) -> bool:
-        return bool(problem.shifts(strongest(n)[None])[0] <= tolerance)
-
-    low, high = -1, 0  # too few; enough
-    while high < len(order) and not enough(high):
-        low, high = high, min(2 * high + 1, len(order))
+    low, high = -1, len(order)  # too few; enough
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if problem.shifts(strongest(middle)[None])[0] <= tolerance:
+            high = middle
+        else:
+            low = middle
     return on_paths(problem.graph, strongest(high))
 
 

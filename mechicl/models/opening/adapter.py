@@ -106,7 +106,8 @@ class ModelAdapter:
     def _seeing_all(self, tokens: Tensor) -> dict[str, Tensor]:
         """The mask of a run in which no token id of our model is padding, as in runs that resume from a stream."""
         is_ids = self.ours and not tokens.is_floating_point()
-        return {"attention_mask": torch.ones_like(tokens)} if is_ids else {}
+        # made anew: under vmap a tensor like the tokens could not be looked at
+        return {"attention_mask": torch.ones(tokens.shape, dtype=torch.int64, device=tokens.device)} if is_ids else {}
 
     @property
     def caches(self) -> bool:

@@ -247,16 +247,6 @@ def test_circuits_are_within_the_tolerance(search):
     assert moved.item() == pytest.approx(shift, abs=1e-9)
 
 
-def test_few_edges_are_tried_before_many():
-    """In this model the 6 strongest edges suffice, but not the 23 strongest, which bisection of all 46 tries first."""
-    sizes = {"d_vocab": 11, "n_ctx": 7, "n_layers": 2, "n_heads": 2, "d_model": 16, "initializer_range": 0.4}
-    model = HookedTransformer(TransformerConfig(**sizes, dtype="float64"), seed=0).eval()
-    generator = torch.Generator().manual_seed(10)
-    ids, targets = torch.randint(11, (6, 7), generator=generator), torch.randint(11, (6,), generator=generator)
-    options: dict[str, Any] = {"tolerance": 0.2, "effects": False, "progress": False}
-    assert len(find_circuit(model, ids, next_token_loss(targets), search="eap-ig", **options).edges) == 6
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_effects_are_distinguished_from_the_rounding_of_any_dtype(dtype):
     planted = constructions.induction(d_vocab=12, n_ctx=24, n_heads=2, previous_token_head=1, induction_head=1, seed=0)
