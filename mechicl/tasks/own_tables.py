@@ -144,15 +144,18 @@ class OwnTable(TableTask):
         return Tables(xs.to(random.dtype), ys.to(random.dtype), self.n_context)
 
     @cached_property
-    def _centred(self) -> Float[Tensor, "row column"]:
-        return self.cells.double() - self.cells.double().nanmedian(0).values
+    def _by_dtype(self) -> dict[torch.dtype, Float[Tensor, "row column"]]:
+        return {}
 
     def _precise(self, dtype: torch.dtype) -> Float[Tensor, "row column"]:
         """Return the cells, in float64 minus the column's median where the dtype would lose its differences."""
-        spread = self._centred.square().nanmean(0).sqrt()
-        lost = (self.cells - self.cells.to(dtype).double()).abs().nan_to_num(posinf=torch.inf).amax(0)
-        limit = max(1e-3, 100 * torch.finfo(dtype).eps) * spread
-        return torch.where((lost > limit) & (spread > 0), self._centred, self.cells)
+        if dtype not in self._by_dtype:
+            centred = self.cells.double() - self.cells.double().nanmedian(0).values
+            spread = centred.square().nanmean(0).sqrt()
+            lost = (self.cells - self.cells.to(dtype).double()).abs().nan_to_num(posinf=torch.inf).amax(0)
+            limit = max(1e-3, 100 * torch.finfo(dtype).eps) * spread
+            self._by_dtype[dtype] = torch.where((lost > limit) & (spread > 0), centred, self.cells)
+        return self._by_dtype[dtype]
 
     def __repr__(self) -> str:
         kind = f"{self.y_dim} classes" if self.has_classes else "numbers"
