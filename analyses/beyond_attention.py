@@ -201,7 +201,9 @@ def exchange(
         caught[hook.name] = state[:, :, position].clone()
 
     model.run_with_hooks(model.encode(fitting), fwd_hooks=[(name, catch) for name in names])
-    of_fitting, of_base, of_source = (torch.cat([part, torch.ones_like(part[:, :1])], dim=1) for part in states)
+    # of an unfitted algorithm, steps and so states may be tiny: next to ones, rounding would decide their rank
+    size = states[0].abs().max().clamp_min(torch.finfo(states[0].dtype).tiny)
+    of_fitting, of_base, of_source = (torch.cat([part / size, torch.ones_like(part[:, :1])], dim=1) for part in states)
     hooks = []
     for name in names:
         image = torch.linalg.lstsq(of_fitting, caught[name].flatten(1)).solution
