@@ -7,7 +7,7 @@ transformer whose weights were written by hand. Everything in the package makes 
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -139,7 +139,10 @@ class AlgorithmLearner:
         """Return the predictions after all requested steps, for every prefix; one step if the algorithm has none."""
         if with_weights:
             if not self._takes("with_weights"):
-                raise ValueError(f"{self.name} has no weights: it is not linear in the query")
+                raise ValueError(
+                    f"{self.name} gives no weights: it is not linear in the query, or its function has no parameter "
+                    f"with_weights"
+                )
             return self.algorithm(prompts, **self.hyperparameters, with_weights=True)
         result = self.algorithm(prompts, **self.hyperparameters)
         if isinstance(result, Trajectory):
@@ -280,9 +283,18 @@ def name_of(learner: object) -> str:
     return str(getattr(learner, "name", None) or type(learner).__name__)
 
 
-def calling_learner(learner: object, prompts: Prompts, name: str = "") -> AbstractContextManager[None]:
-    """A context in which errors name the learner, and the prompts' dtype, which other code may not expect."""
-    return calling(f"learner {name or name_of(learner)!r}, given prompts of {prompts.dtype},")
+@contextmanager
+def calling_learner(learner: object, prompts: Prompts, name: str = "") -> Iterator[None]:
+    """A context in which errors name the learner, and the prompts' dtype, which other code may not expect.
+
+    Changed prompts are an error too: others are given the same ones.
+    """
+    with calling(f"learner {name or name_of(learner)!r}, given prompts of {prompts.dtype},"):
+        before = prompts.xs.clone(), prompts.ys.clone()
+        yield
+        for kept, now in zip(before, (prompts.xs, prompts.ys), strict=True):
+            if not torch.equal(kept, now) and not torch.allclose(kept, now, rtol=0, atol=0, equal_nan=True):
+                raise ValueError("it changes the prompts in place: use copies, such as prompts.ys.clone()")
 
 
 def trajectory_of(learner: IterativeLearner, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:

@@ -107,6 +107,9 @@ def interval(samples: Tensor, level: ConfidenceLevel = 0.95, *, within: tuple[fl
         `Interval` with `mean`, `low`, `high` and `n`. `low` and `high` are NaN with fewer than two samples. If a sample
         is NaN or infinite, the mean and both ends are not finite either.
 
+    Raises:
+        ValueError: the mean lies outside `within`, by more than rounding.
+
     Example:
         >>> print(interval(torch.zeros(20)))
         0.000 (0.000 to 0.168)
@@ -117,6 +120,9 @@ def interval(samples: Tensor, level: ConfidenceLevel = 0.95, *, within: tuple[fl
     if n < 2:
         return Interval(mean, math.nan, math.nan, n, level)
     least, most = within or ((0.0, 1.0) if is_share(values) else UNBOUNDED)
+    margin = 1e-3 * (most - least) if math.isfinite(most - least) else 0.0
+    if math.isfinite(mean) and not least - margin <= mean <= most + margin:
+        raise ValueError(f"samples must lie within {within}, and have a mean of {mean:g}")
     others = values[(values != least) & (values != most)]
     middle = others[0].item() if len(others) else least
     if math.isfinite(least) and math.isfinite(most) and least <= middle <= most and (others == middle).all():
@@ -259,6 +265,8 @@ def crossed_interval(
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
     """
+    if trim == 1:
+        raise ValueError("trim must be below 1: it would leave out all prompts")
     known = values.isfinite().any(0)
     if over is not None:
         known = known & over.isfinite().any(0)

@@ -150,7 +150,7 @@ FIVE = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
     ),  # the first three would be broadcast
     (lambda: Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1)), "3 steps for 2 slices"),
     (lambda: Trajectory((1,), torch.zeros(1, 3, 4, 1), "", torch.zeros(1, 3, 4, 2, 2)), "weights .* do not fit"),
-    (lambda: AlgorithmLearner(lambda prompts: prompts.ys).trajectory(SOME, with_weights=True), "has no weights"),
+    (lambda: AlgorithmLearner(lambda prompts: prompts.ys).trajectory(SOME, with_weights=True), "gives no weights"),
     (lambda: AlgorithmLearner(lambda prompts: 1.0).predict(FIVE), "predictions .*, got float"),
     (lambda: AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(FIVE), r"got the shape \(3, 5\)"),
     (lambda: AlgorithmFamily(algorithms.ridge, "penalty", ()), "values of penalty"),

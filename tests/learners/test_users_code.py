@@ -79,6 +79,14 @@ def test_a_learner_that_fails_is_named(call, fault):
     assert found.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("call", ["squared_errors", "regret", "match", "identify"])
+@pytest.mark.parametrize("change", [lambda p: p.ys.mul_(2), lambda p: np.multiply(p.xs, 2, out=p.xs.numpy())])
+def test_prompts_that_a_learner_changes_are_noticed(call, change):
+    learner = AlgorithmLearner(lambda prompts: (change(prompts), prompts.query.ys)[1])
+    with pytest.raises(ValueError, match="changes the prompts in place"):
+        CALLS[call](learner)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_identify_names_the_learner_among_those_to_rank_too(fault):
     predict, message = FAULTS[fault]

@@ -235,6 +235,13 @@ def test_crossed_intervals_have_the_two_variances_of_the_mean():
     )
 
 
+def test_percentages_are_no_shares_and_something_is_left_of_a_trimmed_mean():
+    with pytest.raises(ValueError, match="a mean of 80"):
+        interval(torch.tensor([70.0, 80.0, 90.0]), within=(0, 1))
+    with pytest.raises(ValueError, match="trim must be below 1"):
+        crossed_interval(torch.rand(3, 20), trim=1.0)
+
+
 def test_trimmed_means_leave_out_the_largest_values():
     table = crossed(np.random.default_rng(4), 3, 200, 1.0, 1.0, 1.0).exp()
     table[:, 7] = 1e9

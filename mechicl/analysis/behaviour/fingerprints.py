@@ -17,7 +17,7 @@ from mechicl.base.arguments import ArgumentError, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
-from mechicl.learners.learners import query_predictions
+from mechicl.learners.learners import name_of, query_predictions
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
@@ -48,6 +48,8 @@ class Violations(Result):
     def violation(self, name: str, level: float = 0.95) -> Interval:
         """Return E|difference|² / E|prediction|² for a property, with an interval over prompts; 0 if it holds."""
         index_of("name", name, self.violations)
+        if not self.violations[name].any():  # of predictions of 0 too
+            return Interval(0.0, 0.0, 0.0, len(self.squared_predictions), level)
         return ratio_interval(self.violations[name], self.squared_predictions, level)
 
     @cached_property
@@ -130,6 +132,8 @@ class Fingerprint(Violations):
     @property
     def description(self) -> str:
         """One sentence on the kind of learner, without the name of an algorithm."""
+        if not self.squared_predictions.any():
+            return "it predicts 0 on all prompts"
         violated, near = set(self.violated), self.near
         if self.is_filter:
             kind, needed = "a linear learner that applies one function to XᵀX (a spectral filter)", {*OF_A_FILTER}
@@ -318,6 +322,9 @@ def fingerprint(
         n_prompts: number of prompts; each property takes one to three predictions of them.
         seed: seed of the prompts and of the changes.
 
+    Raises:
+        ValueError: predictions are not finite, differ between two calls, or depend on the query's own target.
+
     Example:
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)
         a linear learner that applies one function to XᵀX (a spectral filter); ...
@@ -330,11 +337,37 @@ def fingerprint(
     return measured(learner, changes, progress)[0]
 
 
+def check_answers(learner: Learner, prompts: Prompts, predicted: Tensor, *, fixed: bool = True) -> None:
+    """Raise a ValueError if predictions depend on the query's own target or, with `fixed`, differ between two calls."""
+
+    def change(of: Prompts) -> float:
+        return (query_predictions(learner, of) - predicted).square().mean().item()
+
+    ys = prompts.ys.clone()
+    ys[:, -1] = ys[:, -1].roll(1, 0) if are_classes(ys) else ys[:, -1] + 1 + ys.abs().mean()
+    rounding = 1e-9 * predicted.square().mean().item()
+    read = change(Prompts(prompts.xs, ys))
+    if not read > rounding:
+        return
+    again = change(prompts)
+    if read > 4 * again:
+        raise ValueError(
+            f"predictions of {name_of(learner)} change with the query's own target, prompts.ys[:, -1], which is what "
+            f"they should predict: use only prompts.context"
+        )
+    if fixed and again > rounding:
+        raise ValueError(
+            f"predictions of {name_of(learner)} differ between two calls on the same prompts, so no property can be "
+            f"tested: call eval() on a module with dropout, or fix the seed of random numbers"
+        )
+
+
 def measured(learner: Learner, changes: Changes, progress: bool | None = None) -> tuple[Fingerprint, dict[str, Tensor]]:
     """Return the `fingerprint` on given prompts, and the predictions of each change that it needed `[prompt y]`."""
     plain = query_predictions(learner, changes.prompts["plain"])
     if not plain.isfinite().all():
         raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
+    check_answers(learner, changes.prompts["plain"], plain)
     classes = are_classes(changes.ys)
     missing: dict[str, str] = dict.fromkeys((*OF_TARGETS, *FILTER_TESTS), "targets are classes") if classes else {}
     tested = {name: parts for name, parts in PROPERTIES.items() if name not in missing}

@@ -28,7 +28,7 @@ from mechicl.algorithms.references import references
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis.behaviour.alignment import GRAPH_COPIES, cosine_of_sensitivities, predictions_and_sensitivities
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.fingerprints import COMPARED, OF_THE_QUERY, PROPERTIES, Changes, measured
+from mechicl.analysis.behaviour.fingerprints import COMPARED, OF_THE_QUERY, PROPERTIES, Changes, check_answers, measured
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
@@ -203,6 +203,8 @@ class _Elsewhere:
                 if name not in predicted:
                     predicted[name] = self._changes.predicted(model, name)
                 self._predicted[name] = predicted[name]
+        else:
+            check_answers(model, self._changes.prompts["plain"], self._changes.predicted(model, "plain"))
         losses = {name: self._loss(name) for name in self._predicted}
         self.losses = {name: each for name, each in losses.items() if 1 - each >= (1 - losses["plain"]) / 2}
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.behaviour.fingerprints import Violations
+from mechicl.analysis.behaviour.fingerprints import Violations, check_answers
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.base.settings import settings
@@ -101,7 +101,7 @@ def fingerprint_on_tables(
         seed: seed of the tables and of the changes.
 
     Raises:
-        ValueError: the learner does not predict finite numbers.
+        ValueError: predictions are not finite, or depend on the label of the row to predict.
 
     Example:
         >>> from sklearn.linear_model import LinearRegression as LeastSquares
@@ -145,6 +145,7 @@ class OnTables:
         predicted = query_predictions(learner, prompts)
         if not predicted.isfinite().all():
             raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
+        check_answers(learner, prompts, predicted, fixed=False)
         return cls(tables, prompts, predicted, task.has_classes)
 
     def squares(self, differences: Float[Tensor, "prompt y"]) -> Float[Tensor, "table"]:

@@ -148,7 +148,9 @@ class LearningCoefficient(Result):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Each diagnostic that fails, with a remedy and the places; empty if the estimate can be relied on."""
+        """Each diagnostic that fails, with a remedy and the places; empty if the estimate can be relied on.
+
+        The bias of minibatches is not among them (see `Sampler.batch_size`)."""
         mean, temperature = self.coefficients.mean(-1), self.temperatures.mean(-1)
         drift, n = self.drifts.mean(-1).abs(), self.drifts.shape[-1]
         noise = student_t_quantile(0.975, n - 1) * self.drifts.std(-1) / math.sqrt(n)

@@ -93,7 +93,8 @@ def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
     """Read the products of weights that attention depends on.
 
-    The model is on paired prompts (one token (x, y) per point), without attention biases and rotary positions.
+    The model is on paired prompts (one token (x, y) per point), without attention biases, rotary
+    positions, and norms or clips of queries and keys.
 
     Returns:
         A `WeightProducts`, float64 on the CPU: `W_KQ = W_Q W_Kᵀ` (with the score scale) and `W_PV = W_V W_O`, both
@@ -105,7 +106,10 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
     """
     refuse_wrapped(model, "weight products are those")
     cfg = model.cfg
-    needed = {"attn_bias": False, "prompt_format": "paired", "read_in": "identity", "read_out": "identity"}
+    needed = {
+        "attn_bias": False, "prompt_format": "paired", "read_in": "identity", "read_out": "identity",
+        "use_qk_norm": False, "clip_qkv": None,
+    }  # fmt: skip
     other = {name: getattr(cfg, name) for name, value in needed.items() if getattr(cfg, name) != value}
     if other:
         raise ValueError(f"weight products describe models with {needed}; this one has {other}")
@@ -134,7 +138,7 @@ def replace_products(model: HookedTransformer, products: WeightProducts) -> Hook
     """
     cfg = model.cfg.replace(
         n_heads=products.W_KQ.shape[1], d_head=model.cfg.d_model, score_scale=1.0, dtype="float64", device="cpu",
-        initializer_range=0.0, attention_weights="learned",
+        initializer_range=0.0, attention_weights="learned", n_key_value_heads=None,
     )  # fmt: skip
     made = HookedTransformer(cfg, initial_weights=model.initial_weights)
     identity = torch.eye(cfg.d_model, dtype=torch.float64)

@@ -11,10 +11,10 @@ import torch
 from mechicl import algorithms
 from mechicl.algorithms.card import CARDS, Algorithm, FitProblem, cards
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
-from mechicl.analysis.behaviour import fingerprint
+from mechicl.analysis.behaviour import fingerprint, fingerprint_on_tables, identify
 from mechicl.analysis.behaviour.fingerprints import FILTER_TESTS, PROPERTIES
 from mechicl.learners import AlgorithmLearner
-from mechicl.tasks import Conjunctions, LinearRegression, RepeatedTokens, TaskPool
+from mechicl.tasks import Conjunctions, LinearRegression, RepeatedTokens, TableRegression, TaskPool
 
 TASK = LinearRegression(x_dim=3, n_context=8, inputs="gaussian", noise_std=0.3)
 N = 64
@@ -124,6 +124,21 @@ def test_what_cannot_be_measured_is_refused():
         fingerprint(RIDGE, LinearRegression(n_context=1))
     with pytest.raises(ValueError, match="finite"):
         measured(lambda x, y, q: y.sum(1) / 0)
+    with pytest.raises(ValueError, match="differ between two calls"):
+        measured(lambda x, y, q: mean(x, y, q) + 0.01 * torch.randn(len(x)))
+    for task in (TASK, TASK.replace(n_context=1), TableRegression(n_context=8)):
+        call = fingerprint_on_tables if isinstance(task, TableRegression) else identify
+        with pytest.raises(ValueError, match="the query's own target"):
+            call(AlgorithmLearner(lambda p: 0.1 * p.ys.sum(1)), task, progress=False)
+
+
+def test_a_prediction_of_0_violates_only_the_shift_of_the_targets():
+    zero = measured(lambda x, y, q: 0 * y.sum(1))
+    assert zero.violated == ["shift of the targets"]
+    assert zero.description == "it predicts 0 on all prompts"
+
+
+def test_unknown_properties_are_refused():
     with pytest.raises(ValueError, match="order of points"):
         fingerprint(RIDGE, TASK, n_prompts=8, progress=False).violation("order of points")
 

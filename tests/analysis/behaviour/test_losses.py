@@ -201,12 +201,19 @@ def test_a_first_step_that_is_negative_without_a_clip_does_not_end_the_search_wi
     assert found < simple.fun * 1.02
 
 
-def test_no_further_search_improves_tuned_descent():
+@pytest.mark.parametrize(("steps", "per_step"), [(2, True), (5, False)])  # more parameters explode, and are held back
+def test_no_further_search_improves_tuned_descent(steps, per_step):
     prompts = LinearRegression().sample(512, seed=1, dtype=torch.float64)
-    values = np.array([*tuned_descent(prompts, 5, gamma=True, per_step=True).hyperparameters.values()])
-    args = values, math.inf, prompts
-    further = scipy.optimize.minimize(error_of, np.zeros(9), args, method="BFGS", options={"maxiter": 100})
-    assert error_of(np.zeros(9), *args) < further.fun * 1.01
+    values = np.array([*tuned_descent(prompts, steps, gamma=True, per_step=per_step).hyperparameters.values()])
+
+    def error(logs):
+        sizes, gammas = np.split(values * np.exp(logs), [steps if per_step else 1])
+        sizes, gammas = (np.resize(each, n).tolist() for each, n in ((sizes, steps), (gammas, steps - 1)))
+        return squared_errors(ClippedDescent(sizes, [*gammas, 0.0], math.inf, {}), prompts).mean().item()
+
+    start = np.zeros(len(values))
+    further = scipy.optimize.minimize(error, start, method="BFGS", options={"maxiter": 100})
+    assert error(start) < further.fun * 1.0001
 
 
 def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():

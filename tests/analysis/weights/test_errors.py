@@ -89,7 +89,7 @@ CASES: list[tuple[Any, str]] = [
         {"n_layers": 1}, {"recurrent": True}, {"attention": "softmax"}, {"d_mlp": 3}, {"normalize_by_context": True})),
     *((lambda fields=fields: read_weight_products(test_symmetries.two_layers(**fields)), "weight products describe")
       for fields in ({"attn_bias": True}, {"normalization_type": "LNPre"}, {"read_in": "linear", "d_model": 4},
-                     {"prompt_format": "interleaved", "d_model": 8})),
+                     {"prompt_format": "interleaved", "d_model": 8}, {"use_qk_norm": True}, {"clip_qkv": 0.3})),
     (lambda: read_weight_products(test_symmetries.two_layers(positional_embedding_type="rotary", d_head=2)), "rotary"),
     *((lambda dims=dims: WeightProducts(ONES, ONES, *dims), named)
       for dims, named in (((0, 1), "x_dim"), ((2, 0), "y_dim"), ((3, 2), "x_dim=3 and y_dim=2 exceed the width 4"))),

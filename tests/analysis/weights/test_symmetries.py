@@ -32,6 +32,7 @@ KINDS: dict[str, dict] = {
     "learned sink, looped": {"attention": "softmax", "sink": "learned", "recurrent": True},
     "momentum over outputs": {"keys": "causal", "momentum": 0.6},
     "momentum over values": {"keys": "causal", "momentum": 0.6, "momentum_over": "values"},
+    "grouped heads": {"n_key_value_heads": 1},
     "mlp": {"d_mlp": 5, "act_fn": "relu"},
     "gated mlp": {"d_mlp": 4, "act_fn": "silu", "gated_mlp": True},
     "shared mlp": {"d_mlp": 5, "act_fn": "relu", "share_mlp": True},
@@ -122,7 +123,7 @@ def test_a_model_with_fewer_heads_gets_some_that_do_nothing(kind: str, means: st
         assert after.cfg.n_heads == (6 if means == "lifted" else 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "grouped heads"])  # which share keys and values
 @pytest.mark.parametrize("seed", [3, 1_000])
 def test_aligning_undoes_random_symmetries(kind: str, seed: int):
     a = random_model(seed, **KINDS[kind])
