@@ -249,28 +249,22 @@ class Descent(Kind):
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
     """Make rows of the parameters in the weights, and of the distance of weights and predictions from the family."""
-    paper = (
-        published_gammas().get(task.n_context)
-        if looped and task == LinearRegression(n_context=task.n_context)
-        else None
-    )
-    rows = []
-    kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.matched}
-    for kind, members in kinds.items():
-        if members is None:
-            continue
+    of_paper = looped and task == LinearRegression(n_context=task.n_context)
+    paper = published_gammas().get(task.n_context) if of_paper else None
+    kinds = {"projected": fit.projected, "layerwise": fit.layerwise, "matched": fit.matched}
+    places = {"projected": "in the weights", "layerwise": "layer by layer", "matched": "matched to predictions"}
+    fitted, rows = {kind: members for kind, members in kinds.items() if members is not None}, []
+    for kind, members in fitted.items():
         for name, values in members.parameters.items():
-            if kind == "matched to predictions" and values.shape[1] > 1:
+            if kind == "matched" and values.shape[1] > 1:
                 continue  # one a layer: they are in the data
             for layer, of_layer in enumerate(values.unbind(1)):
                 where = f", layer {layer}" if values.shape[1] > 1 else ""
-                known = paper if name == "gamma" and kind == "in the weights" else None
+                known = paper if name == "gamma" and kind == "projected" else None
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
                 source = "" if known is None else _SOURCE
-                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds", source=source))
-    for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
-        if members is None:
-            continue
+                rows.append(Row(f"{symbol}{where}, {places[kind]}", known, interval(of_layer), "seeds", source=source))
+    for kind, members in fitted.items():
         rows.append(over_models(f"loss, {kind} member over trained", fit.loss_ratios(members)))
         name = f"squared distance of predictions, {kind} member, over squared predictions"
         rows.append(replace(over_models(name, fit.relative_distances(members)), share=True))

@@ -274,7 +274,7 @@ class Tokens(Kind):
         elif nearest:
             facts.append((f"{rows[_divergence(nearest)].ends[1]:.2g} nats", f"a token from the predictions of the "
                           f"{nearest} learner, the nearest of {len(references(study.task))}"))  # fmt: skip
-        numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
+        numbers = {"induction": has_induction, "best_heads": best}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
         if nearest:
             does = name if has_induction else "no head"

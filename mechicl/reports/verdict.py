@@ -194,7 +194,7 @@ def which_algorithm(
         if nearer:
             verb = "contain it as a special case and fit" if len(nearer) > 1 else "contains it as a special case, fits"
             least = percent(identified.distance(nearer[0]).mean)
-            words.append(f"{_capital(_listed(nearer))}{', which' if len(nearer) == 1 else ''} {verb} better still "
+            words.append(f"{capital(_listed(nearer))}{', which' if len(nearer) == 1 else ''} {verb} better still "
                          f"({least}).")  # fmt: skip
         others = [m for m in named if is_unrelated(m) and m not in rivals]
         if others and not rivals:
@@ -289,5 +289,6 @@ def _listed(matches: Sequence[FamilyMatch]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _capital(words: str) -> str:
+def capital(words: str) -> str:
+    """Return a text with a capital as its first letter."""
     return words[:1].upper() + words[1:]
