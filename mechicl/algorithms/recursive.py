@@ -292,9 +292,7 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
 
 def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     """Fit the exponentially weighted average by its discount."""
-    discount, _ = minimize_on_grid(
-        lambda discount: error_of(problem, discounted_averaging, discount=discount), DISCOUNTS
-    )
+    discount, _ = minimize_on_grid(lambda each: error_of(problem, discounted_averaging, discount=each), DISCOUNTS)
     return DISCOUNTED_AVERAGING.fitted({"discount": discount})
 
 
