@@ -257,13 +257,7 @@ class TokenDistribution(Distribution[TokenSequences]):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> TokenSequences:
-        """Draw independent sequences; the same seed gives the same ids on the same kind of device.
-
-        Args:
-            n_prompts: number of sequences.
-            seed: seed of a new generator on `device`.
-            generator: generator to use instead of a seed, on its own device.
-            device: device of the sequences; by default the generator's, else the CPU.
+        """Draw independent sequences; arguments are those of `PromptDistribution.sample`.
 
         Returns:
             `TokenSequences`: `ids` `[prompt pos]`, and `predictable`, the mask of the tokens that a loss is taken over.
