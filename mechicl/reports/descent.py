@@ -67,9 +67,8 @@ def _losses(kind: "Descent") -> Measured:
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
     rows = [Row("squared error (MSE), trained, mean of the seeds", None, interval(errors.mean(0)), "prompts", left)]
     for name, values in references.items():
-        settings = ", ".join(
-            f"{key.replace('_', ' ')} {value:.3g}" for key, value in kind.references[name].hyperparameters.items()
-        )
+        tuned = kind.references[name].hyperparameters
+        settings = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in tuned.items())
         rows.append(Row(f"squared error (MSE), {name}, tuned", None, interval(values), "prompts", settings))
     claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
@@ -288,9 +287,9 @@ def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prom
 
 def tune(prompts: Prompts, steps: int, clip: float | None, **kind: bool) -> Tuned:
     """Tune gradient descent or GD++ with a model's clip of tokens, if it has one; `kind` is gamma and per_step."""
-    return (
-        tuned_descent(prompts, steps, **kind) if clip is None else tuned_clipped_descent(prompts, steps, clip, **kind)
-    )
+    if clip is None:
+        return tuned_descent(prompts, steps, **kind)
+    return tuned_clipped_descent(prompts, steps, clip, **kind)
 
 
 @cache

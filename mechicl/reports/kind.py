@@ -154,10 +154,8 @@ class Kind:
         question, asked = self.question, "algorithm" in (part.name for part in self.chosen(self.sections))
         if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
-            name = f"unexplained by {learner_phrase(question.answer.match.name)}"
-            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(
-                steps, {name: 100 * distances.clamp(max=1)}
-            )
+            shares = {f"unexplained by {learner_phrase(question.answer.match.name)}": 100 * distances.clamp(max=1)}
+            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(steps, shares)
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input" if self.study.model.cfg.one_pass else "input_to_target")

@@ -61,12 +61,9 @@ def _no_shifts(kind: "Own") -> str:
 
 
 def _shifts(kind: "Own") -> Measured:
-    learners = kind.study.with_compared(
-        {"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols)}
-    )
-    shifted = measure_shifted_losses(
-        learners, kind.study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
-    )
+    study, options = kind.study, {"n_prompts": N_SHIFTED, "seed": kind.seed + 1}
+    learners = study.with_compared({"trained": study.model, "least squares": AlgorithmLearner(algorithms.ols)})
+    shifted = measure_shifted_losses(learners, study.task, _SCALES, scaled="input_scale", **options)
     drawn = viz.shifted_losses({"inputs scaled": shifted})
     return [], [Section("Losses out of distribution", _WORDS["shifts"], drawn)], {}
 

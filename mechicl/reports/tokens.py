@@ -211,9 +211,8 @@ class Tokens(Kind):
         else:
             weaker = list(references(task).items())[:0:-1]
             baselines = {f"the {name} learner": token_losses(learner, sequences) for name, learner in weaker}
-        return has_learned(
-            losses.nanmean(1), {name: each.nanmean(1) for name, each in baselines.items()}, "cross entropy"
-        )
+        means = {name: each.nanmean(1) for name, each in baselines.items()}
+        return has_learned(losses.nanmean(1), means, "cross entropy")
 
     @property
     def plateau(self) -> None:

@@ -230,9 +230,8 @@ def which_algorithm(
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
     more = ""
     if unlike:
-        more = (
-            f"; {percent(identified.distance(unlike).mean)} by the next of another kind, {learner_phrase(unlike.name)}"
-        )
+        left = percent(identified.distance(unlike).mean)
+        more = f"; {left} by the next of another kind, {learner_phrase(unlike.name)}"
     belief = "in the name of its family of algorithms" if is_named else f"that it is none of the {many} tried"
     if nearness == "like" and not is_named:
         changed = percent(match.changed_distances.mean().item())

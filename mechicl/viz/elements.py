@@ -275,15 +275,13 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
     spans: dict[str, list[float]] = {}
     for trace in fig.data:
         for letter in "xy":
-            values = getattr(trace, letter, None)
+            axis, values = getattr(trace, f"{letter}axis", None) or letter, getattr(trace, letter, None)
             numbers = [value for value in (() if values is None else values) if isinstance(value, int | float)]
-            spans.setdefault(getattr(trace, f"{letter}axis", None) or letter, []).extend(
-                float(value) for value in numbers if math.isfinite(value) and value > 0
-            )
+            spans.setdefault(axis, []).extend(float(each) for each in numbers if math.isfinite(each) and each > 0)
     for name, values in spans.items():
-        axis: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
-        if axis.type == "log" and values:
-            axis.update(_log_ticks(min(values), max(values)))
+        layout: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
+        if layout.type == "log" and values:
+            layout.update(_log_ticks(min(values), max(values)))
     return fig
 
 
