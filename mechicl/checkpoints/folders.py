@@ -12,15 +12,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked, fits
-from mechicl.base.files import (
-    MOST_BYTES,
-    NEW,
-    current_path,
-    json_bytes,
-    read_json,
-    settle,
-    write_together,
-)
+from mechicl.base.files import MOST_BYTES, NEW, current_path, json_bytes, read_json, settle, write_together
 from mechicl.base.shipped import available, shipped_folder
 from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
 from mechicl.checkpoints.checkpoint import (
@@ -166,10 +158,7 @@ def save(
     record = record or {}
     _check_plain("record", record)
     _check_models(record, len(models))
-    files = {
-        "config.json": json_bytes(models[0].cfg.to_dict()),
-        "weights.safetensors": tensor_bytes(weights),
-    }
+    files = {"config.json": json_bytes(models[0].cfg.to_dict()), "weights.safetensors": tensor_bytes(weights)}
     if snapshots is not None:
         steps = ",".join(map(str, snapshots.steps))
         _check_snapshots(snapshots.weights, {"steps": steps}, weights)

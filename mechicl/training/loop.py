@@ -162,12 +162,7 @@ def _clean_folder(folder: Path, restart: bool) -> None:
 
 class _Training:
     def __init__(
-        self,
-        config: TrainingConfig,
-        folder: Path,
-        accelerator: Accelerator,
-        stop_diverged: bool,
-        progress: bool | None,
+        self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool, progress: bool | None
     ):
         self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
         device = accelerator.device
