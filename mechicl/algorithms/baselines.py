@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
+from mechicl.algorithms.card import FILTER, KERNEL, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.least_squares import EPSILON
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
@@ -87,14 +87,7 @@ AVERAGING = new_card(
 )
 NEIGHBOURS = new_card(
     name="nearest neighbours",
-    holds=(
-        "linear in the targets",
-        "scale of the targets",
-        "shift of the targets",
-        "order of the points",
-        "rotation of the inputs",
-        "scale of the inputs",
-    ),
+    holds=(*KERNEL, "shift of the targets", "scale of the inputs"),
     violates=("linear in the query", "moments", "additive over points", "function of S"),
     trajectory=nearest_neighbours,
     fit=_fit_neighbours,

@@ -31,6 +31,8 @@ LINEAR = ("linear in the targets", "linear in the query", "scale of the targets"
 """Properties of learners that predict `x W y`, with any W of the inputs; see `analysis.fingerprint`."""
 FILTER = (*LINEAR, "order of the points", "rotation of the inputs", "moments", "function of S")
 """Properties of learners that apply a function to XᵀX."""
+KERNEL = ("linear in the targets", "scale of the targets", "order of the points", "rotation of the inputs")
+"""Properties of learners that weigh targets by the products or distances of inputs."""
 LINE_SEARCH = (
     "order of the points", "rotation of the inputs", "moments", "linear in the query", "scale of the targets",
     "scale of the inputs",

@@ -72,10 +72,6 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     Args:
         name: a checkpoint's name, folder, or "hf://owner/name", as for `load`.
 
-    Returns:
-        A `Checkpoint`: `models` (one per seed), `best` (the one with the lowest held-out loss), `task`, `record`, and
-        `snapshots` (or None).
-
     Raises:
         CheckpointError: no such checkpoint, or damaged files, as for `load`.
 

@@ -77,17 +77,14 @@ def _heads(kind: "Tokens") -> Measured:
     scores = [score_heads(model, n_prompts=N_SCORED, seed=kind.seed) for model in kind.study.models]
     first, rows = scores[0], []
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in first.scores]:
-        best = torch.tensor([each.best(name)[2].mean for each in scores])
+        highest = torch.tensor([each.best(name)[2].mean for each in scores])
         note = f"{first.chance[name]:.3f} if attention were uniform" if first.is_of_attention(name) else ""
-        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best),
+        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(highest),
                         "seeds" if len(scores) > 1 else "", note))  # fmt: skip
-    data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": _best_heads(first)}
+    best = {name: first.best(name) for name in SCORES}
+    found = {name: [layer, head, score.mean, first.chance[name]] for name, (layer, head, score) in best.items()}
+    data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": found}
     return rows, [Section("What the heads do", _WORDS["heads"], viz.head_table(first, "Scores of heads"))], data
-
-
-def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
-    best = {name: scores.best(name) for name in SCORES}
-    return {name: [layer, head, score.mean, scores.chance[name]] for name, (layer, head, score) in best.items()}
 
 
 def _composition(kind: "Tokens") -> Measured:

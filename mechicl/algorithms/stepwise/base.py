@@ -111,10 +111,6 @@ class StepwiseAlgorithm(ABC):
 
         Args:
             with_weights: not available here; points carry residuals or predictions.
-
-        Returns:
-            `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-            last).
         """
         if with_weights:
             raise ValueError(f"{self.name} has no weights: its points carry residuals or predictions")
