@@ -120,7 +120,7 @@ def save(
     record: dict[str, Any] | None = None,
     snapshots: Snapshots | None = None,
 ) -> Path:
-    """Write a checkpoint folder, which `load` reads by its path; `push` sends it to the hub.
+    """Write a checkpoint folder and return its path, by which `load` reads it; `push` sends it to the hub.
 
     An existing checkpoint is replaced as a whole: if this call fails or is killed at any moment, the folder loads as
     the old checkpoint or as the new one.
@@ -130,9 +130,6 @@ def save(
         models: a model, or several with the same config (the seeds of one training).
         record: plain JSON data about the training, such as `TrainingResult.record`; empty by default.
         snapshots: weights at some steps of training; by default none are saved.
-
-    Returns:
-        The folder's path.
 
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
