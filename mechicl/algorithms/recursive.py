@@ -296,13 +296,13 @@ def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     return DISCOUNTED_AVERAGING.fitted({"discount": discount})
 
 
-def _online_steps(problem: FitProblem, fitted: dict[str, float]) -> list[StepwiseAlgorithm]:
-    return [OnlineDescent(problem.prompts.n_context, **fitted, causal=problem.causal)]
+def _online_steps(problem: FitProblem, fitted: dict[str, Any]) -> Iterator[StepwiseAlgorithm]:
+    yield OnlineDescent(problem.prompts.n_context, **fitted, causal=problem.causal)
 
 
-def _recursive_steps(problem: FitProblem) -> list[StepwiseAlgorithm]:
+def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_recursive(problem).hyperparameters
-    return [RecursiveSteps(problem.prompts.n_context, **fitted, causal=problem.causal)]
+    yield RecursiveSteps(problem.prompts.n_context, **fitted, causal=problem.causal)
 
 
 def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

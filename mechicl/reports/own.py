@@ -61,9 +61,11 @@ def _no_shifts(kind: "Own") -> str:
 
 
 def _shifts(kind: "Own") -> Measured:
-    study, options = kind.study, {"n_prompts": N_SHIFTED, "seed": kind.seed + 1}
+    study = kind.study
     learners = study.with_compared({"trained": study.model, "least squares": AlgorithmLearner(algorithms.ols)})
-    shifted = measure_shifted_losses(learners, study.task, _SCALES, scaled="input_scale", **options)
+    shifted = measure_shifted_losses(
+        learners, study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
+    )
     drawn = viz.shifted_losses({"inputs scaled": shifted})
     return [], [Section("Losses out of distribution", _WORDS["shifts"], drawn)], {}
 

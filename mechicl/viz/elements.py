@@ -247,9 +247,8 @@ def signed_scale(bound: float) -> dict[str, Any]:
 
 def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
     """Make the names of a heatmap's rows and columns the ticks of its axes; `options` are those of plotly's axes."""
-    for update in (fig.update_xaxes, fig.update_yaxes):
-        update(type="category", showgrid=False, **options)
-    return fig
+    look = {"type": "category", "showgrid": False, **options}
+    return fig.update_xaxes(look).update_yaxes(look)
 
 
 def color_bar(title: str, **options: Any) -> dict[str, Any]:
