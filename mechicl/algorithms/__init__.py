@@ -2,10 +2,11 @@
 
 Every point is predicted from the points before it, so that each prefix of a prompt is a separate context; the empty
 one predicts 0. `at="query"` predicts the query alone, and `with_weights=True` also returns the weights
-`[step prompt point x y]` that predictions come from. Algorithms without steps have one. Arithmetic is float64;
-predictions have the prompts' dtype. Learners of Boolean functions predict means of the targets from -1 to 1 (the sign
-is the likelier target), classifiers the probabilities of the labels. Those of tokens (`bigram_bayes`, ...) return
-log-probabilities `[prompt read token]` in nats, float64: index i of `read` predicts token i + 1 from tokens 0..i.
+`[step prompt point x y]` that predictions come from. `steps` is a number of steps, or several in any order; 0 predicts
+0 unless stated otherwise. Algorithms without steps have one. Arithmetic is float64; predictions have the prompts'
+dtype. Learners of Boolean functions predict means of the targets from -1 to 1 (the sign is the likelier target),
+classifiers the probabilities of the labels. Those of tokens (`bigram_bayes`, ...) return log-probabilities
+`[prompt read token]` in nats, float64: index i of `read` predicts token i + 1 from tokens 0..i.
 
 `AlgorithmLearner` makes a learner of an algorithm and its hyperparameters; `references(task)` returns the best known
 learners of a task. `algorithms.stepwise` has them as causal models. A card (`Algorithm`, `cards()`, `register`)

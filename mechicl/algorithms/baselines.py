@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FILTER, FitProblem, FittedAlgorithm, new_card
+from mechicl.algorithms.card import FILTER, KERNEL, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.least_squares import EPSILON
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
@@ -87,14 +87,7 @@ AVERAGING = new_card(
 )
 NEIGHBOURS = new_card(
     name="nearest neighbours",
-    holds=(
-        "linear in the targets",
-        "scale of the targets",
-        "shift of the targets",
-        "order of the points",
-        "rotation of the inputs",
-        "scale of the inputs",
-    ),
+    holds=(*KERNEL, "shift of the targets", "scale of the inputs"),
     violates=("linear in the query", "moments", "additive over points", "function of S"),
     trajectory=nearest_neighbours,
     fit=_fit_neighbours,
@@ -170,11 +163,9 @@ def _follow(
         rows, signs, now = rows[~done], signs[~done], now[~done]
         second, cross, threshold = second[~done], cross[~done], threshold[~done]
         if not len(rows):
-            break
-    else:
-        warn(
-            f"the lasso's path has not reached the penalty for {len(rows)} prefixes: weights are 0", ConditioningWarning
-        )
+            return result
+    missed = f"the lasso's path has not reached the penalty for {len(rows)} prefixes: weights are 0"
+    warn(missed, ConditioningWarning)
     return result
 
 
@@ -197,12 +188,8 @@ def greedy_tree(prompts: Sized, *, depth: Count = 4, at: PointsAt = "points") ->
     Args:
         depth: largest number of splits on the way to a leaf.
     """
-    n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
-    return in_parts(
-        prompts,
-        4 * n_points * n_points * wide,
-        lambda part: one_step(part, _grow(part, depth, at), f"greedy tree of depth {depth}"),
-    )
+    size, name = 4 * (prompts.n_context + 1) ** 2 * max(prompts.x_dim, prompts.y_dim), f"greedy tree of depth {depth}"
+    return in_parts(prompts, size, lambda part: one_step(part, _grow(part, depth, at), name))
 
 
 def _grow(prompts: Prompts, depth: int, at: PointsAt) -> Float[Tensor, "prompt point y"]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, ParamSpec
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count
 from mechicl.base.arguments import check_fields, checked
 from mechicl.learners import AlgorithmLearner, Learner
-from mechicl.learners.learners import predictions_at
+from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts
 
 ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
@@ -32,6 +31,8 @@ LINEAR = ("linear in the targets", "linear in the query", "scale of the targets"
 """Properties of learners that predict `x W y`, with any W of the inputs; see `analysis.fingerprint`."""
 FILTER = (*LINEAR, "order of the points", "rotation of the inputs", "moments", "function of S")
 """Properties of learners that apply a function to XᵀX."""
+KERNEL = ("linear in the targets", "scale of the targets", "order of the points", "rotation of the inputs")
+"""Properties of learners that weigh targets by the products or distances of inputs."""
 LINE_SEARCH = (
     "order of the points", "rotation of the inputs", "moments", "linear in the query", "scale of the targets",
     "scale of the inputs",
@@ -175,9 +176,8 @@ class Algorithm:
             return list(self.fit(problem))
         if not self.parameters or self.trajectory is None:
             return []
-        combinations = [
-            dict(zip(self.parameters, values, strict=True)) for values in itertools.product(*self.parameters.values())
-        ]
+        grid = itertools.product(*self.parameters.values())
+        combinations = [dict(zip(self.parameters, values, strict=True)) for values in grid]
         learners = [
             AlgorithmLearner(self.trajectory, each | ({"steps": (each["steps"],)} if "steps" in each else {}))
             for each in combinations
@@ -191,9 +191,8 @@ class Algorithm:
         """Return the member whose `trajectory` takes these fitted settings; `steps` is for its name."""
         if self.trajectory is None:
             raise ValueError(f"{self.name!r} has no trajectory")
-        return FittedAlgorithm(
-            self.member(steps), AlgorithmLearner(self.trajectory, settings), settings, n_fitted=len(settings)
-        )
+        learner = AlgorithmLearner(self.trajectory, settings)
+        return FittedAlgorithm(self.member(steps), learner, settings, n_fitted=len(settings))
 
     @checked
     def on(self, prompts: Prompts, freedom: Freedom | None = None, **parameters: Any) -> AlgorithmLearner:
@@ -215,10 +214,7 @@ class Algorithm:
 
 def nearest_learner(name: str, learners: Sequence[Learner], problem: FitProblem) -> int:
     """Return the index of the learner that predicts nearest to the targets."""
-    with torch.no_grad():
-        errors = [
-            problem.error(predictions_at(each, problem.prompts, name=name)[:, 0].cpu().double()) for each in learners
-        ]
+    errors = [problem.error(query_predictions(each, problem.prompts, name)) for each in learners]
     best = min(range(len(errors)), key=errors.__getitem__)
     if not math.isfinite(errors[best]):
         raise ValueError(f"{name!r} predicts no finite numbers for any of its {len(learners)} candidates")

@@ -130,10 +130,9 @@ def _posterior_labels(
     for t in range(n + 1):
         # chance of the next point's class: of the places left before the query, or an equal one for the query itself
         left = (burstiness - counts).double() if t < n else torch.ones_like(counts).double()
-        first_empty = (counts == 0).long().argmax(-1, keepdim=True)
-        empty = counts == 0
-        is_first = empty & (torch.arange(groups, device=xs.device) == first_empty)
         # all empty classes are alike: the first represents them
+        empty = counts == 0
+        is_first = empty & (empty.cumsum(-1) == 1)
         chances = torch.where(empty, is_first * (left * empty).sum(-1, keepdim=True), left)
         logs = log_weights[..., None] + chances.log() + _log_predictive(xs[:, t], sums, counts, epsilon)
         weights = logs.flatten(1).softmax(-1).unflatten(1, logs.shape[1:])

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.spectra import sums_before
 from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
@@ -99,12 +100,9 @@ def elimination(prompts: Prompts) -> Trajectory:
     example, and never errs on a negative one. Source: Valiant 1984, "A theory of the learnable".
     """
     _check_signs(prompts)
-    positive = prompts.ys == 1
-    xs = prompts.xs
-    kept = []
-    for value in (1, -1):  # True where the literal "x is value" was true in all positive examples before each point
-        broken = (positive & (xs != value)).double().cumsum(1)
-        kept.append(torch.cat([torch.zeros_like(broken[:, :1]), broken[:, :-1]], dim=1) == 0)
+    positive, xs = prompts.ys == 1, prompts.xs
+    # True where the literal "x is value" was true in all positive examples before each point
+    kept = [sums_before((positive & (xs != value)).double()) == 0 for value in (1, -1)]
     holds = (~kept[0] | (xs == 1)) & (~kept[1] | (xs == -1))
     predictions = 2 * holds.all(-1, keepdim=True).to(prompts.dtype) - 1
     return Trajectory((1,), predictions[None], "elimination")
@@ -154,8 +152,7 @@ def _posterior_means(
     for part in prompts.split(max(1, AT_ONCE // (len(log_prior) * (prompts.n_context + 1)))):
         values, log_chances = outcomes(part.xs.double())
         agree = torch.where(values == part.ys.double(), 0.0, -torch.inf)
-        before = torch.cat([torch.zeros_like(agree[:, :1]), agree[:, :-1].cumsum(1)], dim=1)
-        logs = log_prior + before + log_chances.cumsum(1)
+        logs = log_prior + sums_before(agree) + log_chances.cumsum(1)
         most = logs.amax(-1, keepdim=True)
         weights = torch.where(most.isfinite(), (logs - most).exp(), 0.0)
         total = weights.sum(-1, keepdim=True)
@@ -165,8 +162,8 @@ def _posterior_means(
 
 def _check_signs(prompts: Prompts) -> None:
     for name, values in (("inputs", prompts.xs), ("targets", prompts.ys)):
-        if not (values.abs() == 1).all():
-            raise ValueError(f"{name} of Boolean functions are -1 or 1, got {values[values.abs() != 1][0].item():g}")
+        if len(wrong := values[values.abs() != 1]):
+            raise ValueError(f"{name} of Boolean functions are -1 or 1, got {wrong[0].item():g}")
     if prompts.y_dim != 1:
         raise ValueError(f"a Boolean function has one target, got y_dim={prompts.y_dim}")
 

@@ -37,19 +37,13 @@ def chebyshev(prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with
     nonzero eigenvalues, linearly onto [-1, 1]. Of all methods whose weights after k steps are `p(S) B` with a
     polynomial p of degree k - 1, it has the smallest worst-case residual over that interval. Source: Golub & Varga
     1961; Fu et al. 2024, section 4, compare models with gradient descent instead.
-
-    Args:
-        steps: number k of steps, or several in any order; 0 predicts 0.
     """
     numbers = step_numbers(steps)
-    return spectral_trajectory(
-        prompts,
-        lambda eigenvalues: torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers]),
-        name="Chebyshev",
-        steps=numbers,
-        at=at,
-        with_weights=with_weights,
-    )
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        return torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers])
+
+    return spectral_trajectory(prompts, filters, name="Chebyshev", steps=numbers, at=at, with_weights=with_weights)
 
 
 def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float[Tensor, "*any x"]:
@@ -84,9 +78,6 @@ def steepest_descent(
     S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is `W ← W +
     a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on the other
     targets. The cost grows with the largest number of steps. Source: Cauchy 1847.
-
-    Args:
-        steps: number of steps, or several in any order; 0 predicts 0.
     """
     return _line_searches(prompts, steps, False, "steepest descent", at, with_weights)
 
@@ -100,9 +91,6 @@ def conjugate_gradient(
     S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of `B,
     SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for each
     distinct eigenvalue of S. Each target is a separate problem. Source: Hestenes & Stiefel 1952.
-
-    Args:
-        steps: number of steps, or several in any order; 0 predicts 0.
     """
     return _line_searches(prompts, steps, True, "conjugate gradients", at, with_weights)
 

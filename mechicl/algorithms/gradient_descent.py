@@ -32,7 +32,7 @@ def gradient_descent(
     size below 0 or above 2/λ_max. Source: von Oswald et al. 2023, section 2, eq. 3.
 
     Args:
-        steps: number of steps, or several in any order; 0 gives the initial prediction.
+        steps: number of steps, or several; 0 gives the initial prediction.
         step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
             Von Oswald et al.'s η is `a * n_context`.
         per_prefix: step sizes are in units of `1 / λ_max` of each prefix: 1 suits all prefixes, as Newton's default
@@ -107,7 +107,6 @@ def gd_plus_plus(
     first S. Source: von Oswald et al. 2023, appendix A.10, eq. 23.
 
     Args:
-        steps: number of steps, or several in any order; 0 predicts 0.
         step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
         gamma: γ, the factor on the summed S: one number, or one for each step up to the largest of `steps`.
 

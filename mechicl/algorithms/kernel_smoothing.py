@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import FitProblem, new_card
+from mechicl.algorithms.card import KERNEL, FitProblem, new_card
 from mechicl.algorithms.descent_cards import FEW
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
@@ -72,13 +72,7 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
 
 SMOOTHING = new_card(
     name="softmax smoothing",
-    holds=(
-        "linear in the targets",
-        "order of the points",
-        "rotation of the inputs",
-        "shift of the targets",
-        "scale of the targets",
-    ),
+    holds=(*KERNEL, "shift of the targets"),
     violates=("linear in the query", "moments"),
     step_forms=_smoothing_steps,
 )

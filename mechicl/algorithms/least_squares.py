@@ -157,8 +157,7 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
         return torch.where(absent, 0.0, 1 / penalised)[None]
 
     exact = spectral_trajectory(prompts[rows], exact_filters, **options, of_inputs=True)
-    error = max(errors)
-    if error > LOST:
+    if (error := max(errors)) > LOST:
         warn(
             f"{name} on {len(rows)} of {len(prompts)} prompts is right to about {error:.1g} of the largest weight: "
             "inputs are nearly collinear, or of very different sizes. Scale them, or take a larger penalty",

@@ -203,7 +203,7 @@ def _posterior(
     xs, ys = prompts.xs.double(), prompts.ys.double()
     predicted = einsum(xs, pool, "prompt point x, task x y -> prompt point task y")
     squares = (ys[:, :, None] - predicted).square().sum(-1)
-    costs = sums_before(squares[..., None])[..., 0]
+    costs = sums_before(squares)
     excess = costs - costs.amin(-1, keepdim=True)
     scale = noise_std * math.sqrt(2)
     if scale * scale == 0:  # without noise (or so little that its square underflows) only the nearest tasks remain

@@ -84,9 +84,8 @@ def logistic(
             distribution that has the posterior's curvature there, which is nearer to exact Bayes.
     """
     labels = prompts.ys[:, :-1]
-    if not (labels.abs() == 1).all():
-        wrong = labels[labels.abs() != 1].flatten()[0].item()
-        raise ValueError(f"labels of the context must be -1 or 1, got {wrong:g}")
+    if len(wrong := labels[labels.abs() != 1]):
+        raise ValueError(f"labels of the context must be -1 or 1, got {wrong[0].item():g}")
     n_points = prompts.n_context + 1
 
     def run(part: Prompts) -> Trajectory:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.baselines import lasso
-from mechicl.algorithms.card import FILTER, LINEAR, Algorithm, FitProblem, FittedAlgorithm, new_card
+from mechicl.algorithms.card import FILTER, KERNEL, LINEAR, Algorithm, FitProblem, FittedAlgorithm, new_card
 from mechicl.algorithms.kernel_smoothing import log_kernel
 from mechicl.algorithms.least_squares import EPSILON, LOST, ols, relative_noise, ridge, ridge_filter
 from mechicl.algorithms.recursive import at_queries, error_of, nearest_scale, online_gradient_descent
@@ -315,7 +315,7 @@ HUBER = new_card(
 )
 KERNEL_RIDGE = new_card(
     name="kernel ridge",
-    holds=("linear in the targets", "scale of the targets", "order of the points", "rotation of the inputs"),
+    holds=KERNEL,
     violates=("linear in the query", "moments", "shift of the targets"),
     trajectory=kernel_ridge,
     fit=_fit_kernel_ridge,

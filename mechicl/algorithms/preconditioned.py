@@ -48,7 +48,6 @@ def preconditioned_gd(
     Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
 
     Args:
-        steps: number of steps, or several in any order; 0 predicts 0.
         preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
 
     Warns:

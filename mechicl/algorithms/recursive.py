@@ -292,26 +292,17 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
 
 def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     """Fit the exponentially weighted average by its discount."""
-    discount, _ = minimize_on_grid(
-        lambda discount: error_of(problem, discounted_averaging, discount=discount), DISCOUNTS
-    )
+    discount, _ = minimize_on_grid(lambda each: error_of(problem, discounted_averaging, discount=each), DISCOUNTS)
     return DISCOUNTED_AVERAGING.fitted({"discount": discount})
 
 
-def _online_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    step_size = fit_online(problem).hyperparameters.get("step_size")
-    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, causal=problem.causal)
+def _online_steps(problem: FitProblem, fitted: dict[str, Any]) -> Iterator[StepwiseAlgorithm]:
+    yield OnlineDescent(problem.prompts.n_context, **fitted, causal=problem.causal)
 
 
 def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_recursive(problem).hyperparameters
     yield RecursiveSteps(problem.prompts.n_context, **fitted, causal=problem.causal)
-
-
-def _normalized_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    fitted = fit_normalized(problem).hyperparameters
-    step_size, offset = fitted["step_size"], fitted.get("offset", 0.0)
-    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, offset=offset, causal=problem.causal)
 
 
 def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
@@ -337,7 +328,7 @@ ONLINE = new_card(
     violates=("order of the points", "moments"),
     trajectory=online_gradient_descent,
     fit=lambda problem: [fit_online(problem)],
-    step_forms=_online_steps,
+    step_forms=lambda problem: _online_steps(problem, fit_online(problem).hyperparameters),
 )
 RECURSIVE = new_card(
     name="recursive least squares",
@@ -355,7 +346,7 @@ NORMALIZED = new_card(
     violates=("order of the points", "moments"),
     trajectory=functools.partial(online_gradient_descent, offset=0.0),
     fit=lambda problem: [fit_normalized(problem)],
-    step_forms=_normalized_steps,
+    step_forms=lambda problem: _online_steps(problem, {"offset": 0.0, **fit_normalized(problem).hyperparameters}),
     contains=("online gradient descent",),
     phrase="normalised least mean squares",
 )

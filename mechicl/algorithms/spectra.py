@@ -102,7 +102,7 @@ def safe_norm(values: Float[Tensor, "*any d"]) -> Float[Tensor, "*any 1"]:
     return (largest * (values / largest).norm(dim=-1, keepdim=True)).clamp(min=1e-300)
 
 
-def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
+def sums_before(terms: Float[Tensor, "prompt point *any"]) -> Float[Tensor, "prompt point *any"]:
     """Sum the terms of the points before each point: zero for the first."""
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 

@@ -70,10 +70,9 @@ class SpectralProblem:
     products `(xU)_i (UᵀB)_i` depend on the prompts alone: with them the prediction is linear in the numbers f(λ_i).
     """
 
-    eigenvalues: Float[Tensor, "prompt x"]  # λ `[prompt x]`
-    # each eigendirection's part of the prediction with f = 1, `[prompt x y]`.
-    contributions: Float[Tensor, "prompt x y"]
-    targets: Float[Tensor, "prompt y"]  # `[prompt y]`
+    eigenvalues: Float[Tensor, "prompt x"]  # λ
+    contributions: Float[Tensor, "prompt x y"]  # each eigendirection's part of the prediction with f = 1
+    targets: Float[Tensor, "prompt y"]
 
     @classmethod
     def from_prompts(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":

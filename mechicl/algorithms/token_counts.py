@@ -22,11 +22,7 @@ VocabularySize = Annotated[int, at_least(2)]
 
 @checked
 def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Float[Tensor, "prompt read token"]:
-    """Predict all tokens as equally likely, as an untrained model does.
-
-    Returns:
-        Log-probabilities in nats, float64, all `-log(d_vocab)`; index i of `read` predicts token i + 1.
-    """
+    """Predict all tokens as equally likely, `-log(d_vocab)`, as an untrained model does."""
     return torch.full_like(_one_hot(sequences, d_vocab), -math.log(d_vocab))
 
 
@@ -102,18 +98,15 @@ def pool_bayes(
     """Predict by exact Bayes over a finite pool of equally likely sources: urns, or Markov chains of any order.
 
     A model near it has memorised the pool. It is optimal on `tasks.BallsAndUrns` and `tasks.MarkovChains` with this
-    pool. If a sequence is impossible for all sources, those for which the fewest tokens are impossible count. Source:
-    Park et al. 2024, retrieval solutions; Wurgaft et al. 2025, memorising predictor.
+    pool. If a sequence is impossible for all sources, those for which the fewest tokens are impossible count. Before
+    a whole history has been read, all tokens are equally likely. Source: Park et al. 2024, retrieval solutions; Wurgaft
+    et al. 2025, memorising predictor.
 
     Args:
         sequences: token sequences; every id is below the pool's number of tokens. `predictable` is not used.
         pool: probabilities of the next token: `[source token]` for independent draws, or `[source history token]` for
             Markov chains, with rows as in `MarkovChains.transitions`; the number of histories gives the order.
         first: probabilities of the first token in each chain (of order 1); None if it is independent of the chain.
-
-    Returns:
-        Log-probabilities in nats, float64; index i of `read` predicts token i + 1. Before a whole history
-        has been read, all tokens are equally likely.
 
     Raises:
         ValueError: probabilities that are negative or do not sum to 1, or a number of histories that is not a power.

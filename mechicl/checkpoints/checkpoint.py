@@ -100,11 +100,8 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.name}: {len(self.models)} models for {len(tasks)} tasks and the seeds {training.get('seeds')}"
             )
-        parts = []
-        for i in range(len(tasks)):
-            part = self.select(range(i * n_seeds, (i + 1) * n_seeds))
-            parts.append(replace(part, name=f"{self.name}, task {i}"))
-        return parts
+        parts = [self.select(range(i * n_seeds, (i + 1) * n_seeds)) for i in range(len(tasks))]
+        return [replace(part, name=f"{self.name}, task {i}") for i, part in enumerate(parts)]
 
     @property
     def final_losses(self) -> list[float]:
@@ -165,11 +162,9 @@ class Checkpoint:
         for index in chosen:
             seeds.setdefault(index // n, []).append(index % n)
         first = next(iter(seeds.values()))
-        kept = (
-            {**training, "seeds": [training["seeds"][i] for i in first]}
-            if len(training.get("seeds", ())) == n
-            else {**training}
-        )
+        kept = dict(training)
+        if len(training.get("seeds", ())) == n:
+            kept["seeds"] = [training["seeds"][i] for i in first]
         if len(tasks) == 1:
             return kept
         if any(each != first for each in seeds.values()) or chosen != [n * i + j for i in seeds for j in first]:

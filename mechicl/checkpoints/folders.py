@@ -12,15 +12,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked, fits
-from mechicl.base.files import (
-    MOST_BYTES,
-    NEW,
-    current_path,
-    json_bytes,
-    read_json,
-    settle,
-    write_together,
-)
+from mechicl.base.files import MOST_BYTES, NEW, current_path, json_bytes, read_json, settle, write_together
 from mechicl.base.shipped import available, shipped_folder
 from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
 from mechicl.checkpoints.checkpoint import (
@@ -80,10 +72,6 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     Args:
         name: a checkpoint's name, folder, or "hf://owner/name", as for `load`.
 
-    Returns:
-        A `Checkpoint`: `models` (one per seed), `best` (the one with the lowest held-out loss), `task`, `record`, and
-        `snapshots` (or None).
-
     Raises:
         CheckpointError: no such checkpoint, or damaged files, as for `load`.
 
@@ -132,7 +120,7 @@ def save(
     record: dict[str, Any] | None = None,
     snapshots: Snapshots | None = None,
 ) -> Path:
-    """Write a checkpoint folder, which `load` reads by its path; `push` sends it to the hub.
+    """Write a checkpoint folder and return its path, by which `load` reads it; `push` sends it to the hub.
 
     An existing checkpoint is replaced as a whole: if this call fails or is killed at any moment, the folder loads as
     the old checkpoint or as the new one.
@@ -142,9 +130,6 @@ def save(
         models: a model, or several with the same config (the seeds of one training).
         record: plain JSON data about the training, such as `TrainingResult.record`; empty by default.
         snapshots: weights at some steps of training; by default none are saved.
-
-    Returns:
-        The folder's path.
 
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
@@ -166,10 +151,7 @@ def save(
     record = record or {}
     _check_plain("record", record)
     _check_models(record, len(models))
-    files = {
-        "config.json": json_bytes(models[0].cfg.to_dict()),
-        "weights.safetensors": tensor_bytes(weights),
-    }
+    files = {"config.json": json_bytes(models[0].cfg.to_dict()), "weights.safetensors": tensor_bytes(weights)}
     if snapshots is not None:
         steps = ",".join(map(str, snapshots.steps))
         _check_snapshots(snapshots.weights, {"steps": steps}, weights)

@@ -26,10 +26,7 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
 
     Args:
         folders: two or more checkpoints, by name or path. Their models are stored in this order.
-        out: folder to write the joined checkpoint to. It may be one of `folders`.
-
-    Returns:
-        The path `out`.
+        out: folder to write the joined checkpoint to, which is returned. It may be one of `folders`.
 
     Raises:
         CheckpointError: fewer than two; a checkpoint that cannot be read; several tasks in one; models, training

@@ -72,19 +72,15 @@ def _summary(folder: Path) -> str:
     """
     cfg, record = (read_json(folder / name) for name in ("config.json", "record.json"))
     try:
-        if cfg.get("architecture") == "lstm":
-            layers = _count(cfg["n_layers"], "LSTM layer")
-        elif cfg.get("architecture") == "table":
-            layers = (
-                f"{_count(cfg['n_layers'], 'layer')} between columns and rows, {_count(cfg['n_heads'], 'head')} each"
-            )
-        else:
-            layers = f"{_count(cfg['n_layers'], 'layer')}, {_count(cfg['n_heads'], cfg['attention'] + ' head')}"
+        layers = _count(cfg["n_layers"], "LSTM layer" if cfg.get("architecture") == "lstm" else "layer")
+        if cfg.get("architecture") == "table":
+            layers += f" between columns and rows, {_count(cfg['n_heads'], 'head')} each"
+        elif cfg.get("architecture") != "lstm":
+            layers += f", {_count(cfg['n_heads'], cfg['attention'] + ' head')}"
         return f"{layers}, width {cfg['d_model']}, {_training(cfg, record)}"
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:  # files may contain anything
-        raise ValueError(
-            f"{folder} is not a checkpoint: its files are not as a training writes them: {error}"
-        ) from error
+        words = "is not a checkpoint: its files are not as a training writes them"
+        raise ValueError(f"{folder} {words}: {error}") from error
 
 
 def _training(cfg: dict[str, Any], record: dict[str, Any]) -> str:

@@ -17,6 +17,10 @@ def _short_names(checkpoints: Sequence[str]) -> list[str]:
     return [last if short.count(last) == 1 else name for last, name in zip(short, checkpoints, strict=True)]
 
 
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
 @dataclass(frozen=True)
 class Report:
     """Study a trained model and write report.html (offline) and report.json."""
@@ -64,25 +68,20 @@ class Report:
         check_writable(self.out)
         language = is_language_model(self.checkpoint)
         for field in fields(self):
-            if (
-                field.name in (OTHERS_ONLY if language else LANGUAGE_ONLY)
-                and getattr(self, field.name) != field.default
-            ):
+            is_others = field.name in (OTHERS_ONLY if language else LANGUAGE_ONLY)
+            if is_others and getattr(self, field.name) != field.default:
                 kind = "a language model" if language else "a checkpoint"
                 raise ValueError(f"--{field.name.replace('_', '-')} has no meaning in the report on {kind}")
         if language:
             self._report_language()
             return
-        sections = None
-        if self.sections is not None:
-            sections = [name.strip() for name in self.sections.split(",") if name.strip()]
         started = time.perf_counter()
         path = report(
             self.checkpoint,
             None if self.task is None else task_from_dict(read_json(self.task)),
             self.out,
             compare=dict(zip(_short_names(self.compare), map(load, self.compare), strict=True)),
-            sections=sections,
+            sections=_listed(self.sections),
             n_prompts=self.n_prompts,
             seed=self.seed,
             task_index=self.task_index,
@@ -97,7 +96,6 @@ class Report:
 
         started = time.perf_counter()
         language = load_language_model(self.checkpoint, revision=self.revision, gguf_file=self.gguf_file)
-        tasks = None if self.tasks is None else [name.strip() for name in self.tasks.split(",") if name.strip()]
         with settings(memory=self.memory, progress=not self.quiet):
-            path = report_language(language, self.out, tasks=tasks, quick=self.quick)
+            path = report_language(language, self.out, tasks=_listed(self.tasks), quick=self.quick)
         print(f"{path} ({time.perf_counter() - started:.0f} s)")

@@ -55,7 +55,7 @@ class TrainPreset:
 
     def execute(self, command: str) -> None:
         """Train, then write the checkpoint with its record."""
-        name = _preset_name(command)
+        name = next(word for word in shlex.split(command) if word in PRESETS)
         config = self.config.replace(curriculum=None) if self.config.curriculum == Curriculum() else self.config
         for option, field, size in (("--d", "x_dim", self.d), ("--n", "n_context", self.n)):
             if size is not None and getattr(config.task, field) != size:
@@ -77,10 +77,6 @@ class TrainPreset:
             reached = ", ".join(f"{loss:.5f}" for loss in losses)
             print(f"{folder}: {held_out(config.model.to_dict())} {reached} (seeds {record['seeds']})")
         PartialState().destroy_process_group()
-
-
-def _preset_name(command: str) -> str:
-    return next(word for word in shlex.split(command) if word in PRESETS)
 
 
 def _word_after(words: Sequence[str], option: str) -> str | None:

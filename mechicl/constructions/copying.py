@@ -54,12 +54,7 @@ def copy_targets(
 
 @checked
 def copy_then_gradient_descent(
-    *,
-    x_dim: Count,
-    n_context: Natural,
-    step_size: float,
-    y_dim: Count = 1,
-    steps: Count = 1,
+    *, x_dim: Count, n_context: Natural, step_size: float, y_dim: Count = 1, steps: Count = 1
 ) -> HookedTransformer:
     """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers, for interleaved prompts.
 

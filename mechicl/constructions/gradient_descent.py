@@ -77,13 +77,9 @@ def gd_plus_plus(
     stream = Stream(x=x_dim, y=y_dim)
     x, y = stream.read("x"), stream.read("y")
     value, to_x, to_y = torch.cat([x, -y], dim=1), stream.write("x"), stream.write("y")
-
-    def layer(a: float, g: float) -> list[Head]:
-        return [Head(query=x, key=x, value=value, output=torch.cat([-g * to_x, a * to_y]))]
-
     pairs = list(zip(step_sizes, gammas, strict=True))
-    layers = [layer(*pairs[0])] * steps if len(set(pairs)) == 1 else [layer(a, g) for a, g in pairs]
-    return assemble(stream, layers, n_context=n_context)
+    layers = {(a, g): [Head(query=x, key=x, value=value, output=torch.cat([-g * to_x, a * to_y]))] for a, g in pairs}
+    return assemble(stream, [layers[pair] for pair in pairs], n_context=n_context)
 
 
 @checked
@@ -207,9 +203,8 @@ def linear_optimum(
     sigma = covariance.double()
     if not sigma.any():
         raise ValueError("covariance must not be 0: every step would predict 0")
-    if (
-        not torch.allclose(sigma, sigma.T) or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max()
-    ):  # float32's rounding passes
+    rounding = 1e-6 * sigma.abs().max()  # of float32
+    if not torch.allclose(sigma, sigma.T) or torch.linalg.eigvalsh(sigma)[0] < -rounding:
         raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
     # The loss E‖x - x A Ŝ‖² with Ŝ = S / n is quadratic in A. For Gaussian inputs E Ŝ = Σ, and by Isserlis' theorem
     # E ŜŜ = ((n+1) Σ² + tr(Σ) Σ) / n, plus ν² Σ / n from noise; the gradient is 0 at A = Σ (E ŜŜ)⁻¹ = this inverse.

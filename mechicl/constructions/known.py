@@ -51,7 +51,7 @@ X_DIM, N_CONTEXT = 5, 20
 STEP_SIZE, GAMMA, ALPHA = 0.14, 0.03, 0.012  # near the largest with which no prompt of the task diverges
 GROWING_RATES = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
 """Step sizes and γ of GD++ that grow as the eigenvalues shrink: each γ leaves them below `4 / (27 γ)`."""
-POINT = {"x": torch.eye(X_DIM + 1, X_DIM).double(), "residual": torch.eye(X_DIM + 1).double()[:, X_DIM:]}
+POINT = {"x": Stream(x=X_DIM, y=1).read("x"), "residual": Stream(x=X_DIM, y=1).read("y")}
 """Subspaces of the stream of paired constructions."""
 
 
@@ -193,13 +193,10 @@ def _stacked(model: HookedTransformer) -> HookedTransformer:
 
 def _newton(iterations: int, attention: Literal["linear", "relu"], task: Task) -> KnownModel:
     model = newton(x_dim=X_DIM, n_context=N_CONTEXT, steps=iterations, alpha=ALPHA, attention=attention)
-    columns = torch.eye(2 * X_DIM + 1, dtype=torch.float64)
+    stream = Stream(x=X_DIM, y=1, inverse=X_DIM)
     # the prediction is written, with a minus, where the context's tokens have their targets
-    subspaces = {
-        "x": columns[:, :X_DIM],
-        "y, prediction": columns[:, X_DIM : X_DIM + 1],
-        "inverse times x": columns[:, X_DIM + 1 :],
-    }
+    parts = {"x": "x", "y, prediction": "y", "inverse times x": "inverse"}
+    subspaces = {variables: stream.read(part) for variables, part in parts.items()}
     heads = "" if attention == "linear" else ", ReLU heads"
     hypothesis = Hypothesis(NewtonSteps(iterations, alpha=ALPHA), subspaces=subspaces)
     return KnownModel(f"Newton, {iterations} iterations{heads}", model, hypothesis, task)
@@ -328,12 +325,8 @@ def two_steps_in_a_layer(
     model = assemble(
         stream, [Layer(heads, mlp)] * layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square"
     )
-    columns = torch.eye(stream.d_model, dtype=torch.float64)
-    return model, Hypothesis(
-        ResidualDescent(2 * layers, step_size=step_size),
-        schedule=tuple((k, 2 * k) for k in range(layers + 1)),
-        subspaces={"x": columns[:, :x_dim], "residual": columns[:, x_dim : x_dim + 1]},
-    )
+    schedule = tuple((k, 2 * k) for k in range(layers + 1))
+    return model, Hypothesis(ResidualDescent(2 * layers, step_size=step_size), schedule, {"x": x, "residual": y})
 
 
 def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> tuple[HookedTransformer, Hypothesis]:
@@ -370,9 +363,8 @@ def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> 
         *div(stream, "numerator", "det", "y", scratch="error", low=penalty**2, high=largest, steps=12),
     ]
     model = assemble(stream, layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square")
-    start = 3 + n_context + 1
-    columns = torch.eye(stream.d_model, dtype=torch.float64)
-    subspaces = {"x": columns[:, :2], "y, prediction": columns[:, 2:3], "moments": columns[:, start : start + 5]}
+    moments = torch.cat([stream.read("spread"), stream.read("cross")], dim=1)
+    subspaces = {"x": x, "y, prediction": y, "moments": moments}
     schedule = ((0, 0), (1, 1), (len(layers), 2))
     return model, Hypothesis(MomentsThenRidge(penalty=penalty), schedule, subspaces)
 
@@ -402,10 +394,9 @@ def previous_token_then_induction(*, x_dim: int, n_context: int) -> tuple[Hooked
         n_context=n_context, x_dim=x_dim, prompt_format="interleaved", positional_embedding_type="one_hot",
         keys="causal", attention="linear,softmax", score_scale=1.0, act_fn="square",
     )  # fmt: skip
-    columns = torch.eye(stream.d_model, dtype=torch.float64)
     subspaces = {
-        "x, target": columns[:, :x_dim],
-        "previous": columns[:, -x_dim - 2 : -1],  # and its squared norm
-        "prediction": columns[:, -1:],
+        "x, target": token,
+        "previous": torch.cat([previous, stream.read("square")], dim=1),
+        "prediction": stream.read("y"),
     }
     return model, Hypothesis(Induction(partial(best_match, sharpness=SHARPNESS), causal=True), subspaces=subspaces)

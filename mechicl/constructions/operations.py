@@ -66,9 +66,7 @@ def div(
         aff(stream, {denominator: -inverse * eye[:1, :1]}, scratch, bias=torch.ones(1).double(), act_fn="square"),
     )
     step = joined(
-        product(
-            stream.read(scratch).expand(-1, size), stream.read(target), stream.write(target)
-        ),  # added to the target
+        product(stream.read(scratch).expand(-1, size), stream.read(target), stream.write(target)),  # v e
         Hidden(read=stream.read(scratch), write=stream.write(scratch)),  # e²
         erased(stream, scratch),
     )

@@ -10,7 +10,7 @@ momentum: the state does not contain a velocity.
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -116,9 +116,8 @@ def _layer(
     stream = Stream(x=x_dim, y=y_dim)
     x, y = stream.read("x"), stream.read("y")
     head = Head(query=x, key=scale * x, value=scale * y, output=-output * stream.write("y"))
-    options: dict[str, Any] = {"attention": kind, "normalize_keys": False}
-    options["gate"] = "none" if discount == 1 else "head"
-    model = assemble(stream, [[head]], n_context=n_context, **options)
+    gate = "none" if discount == 1 else "head"
+    model = assemble(stream, [[head]], n_context=n_context, attention=kind, normalize_keys=False, gate=gate)
     if discount < 1:
         with torch.no_grad():
             _mixer(model).b_gate.fill_(math.log(discount) - math.log1p(-discount))

@@ -90,9 +90,8 @@ class _Supports:
         working: list[Bool[Tensor, "unit"]] = []
         for layer, block in enumerate(model.blocks):
             attn, stream = cast(Attention, block.attn), self._written()
-            self.writes |= {
-                Node(layer, head): self._head_writes(attn, head, stream) for head in range(attn.cfg.n_heads)
-            }
+            for head in range(attn.cfg.n_heads):
+                self.writes[Node(layer, head)] = self._head_writes(attn, head, stream)
             if model.cfg.block_mlp:
                 working.append(self._working_units(block.mlp))
                 self.writes[Node(layer)] = stream[:0]

@@ -52,17 +52,16 @@ def _config(inputs: InputDistribution = "uniform", attention: str = "linear") ->
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """Return the recipe of each checkpoint, by name."""
+    points = _subspaces(x=8, residual=4)
     return {
         "known-gd-2l": Recipe(
             "trained: gradient descent, 2 steps",
-            Hypothesis(ResidualDescent(2, step_size=0.6), subspaces=_subspaces(x=8, residual=4)),
+            Hypothesis(ResidualDescent(2, step_size=0.6), subspaces=points),
             _config(),
         ),
         "known-gd-plus-plus-2l": Recipe(
             "trained: GD++, 2 steps",
-            Hypothesis(
-                ResidualDescent(2, step_size=(0.5, 0.8), gamma=(0.25, 0.0)), subspaces=_subspaces(x=8, residual=4)
-            ),
+            Hypothesis(ResidualDescent(2, step_size=(0.5, 0.8), gamma=(0.25, 0.0)), subspaces=points),
             _config(),
         ),
         "known-query-gd-2l": Recipe(
@@ -74,7 +73,7 @@ def recipes() -> dict[str, Recipe]:
             "trained: kernel smoothing of residuals, 2 steps",
             Hypothesis(
                 KernelReading(gaussian_weights, 2, normalized=True, name="kernel smoothing of residuals, 2 steps"),
-                subspaces=_subspaces(x=8, residual=4),
+                subspaces=points,
             ),
             _config("sphere", attention="softmax"),
         ),

@@ -366,10 +366,7 @@ def squared_errors(learner: Learner, prompts: Prompts, *, at: PointsAt = "query"
     Args:
         learner: a model, an `AlgorithmLearner` or any other learner.
         prompts: prompts with targets.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-
-    Returns:
-        Squared errors `[prompt point]`; with "points", point t is predicted from points 0..t-1.
+        at: "query" for the last point only (a point axis of length 1), "points" for every point from those before it.
     """
     parts = []
     for part in prompt_batches(learner, prompts):

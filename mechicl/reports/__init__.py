@@ -45,9 +45,9 @@ def report(
 ) -> Path:
     """Study a model and write an HTML page, which opens with a verdict on its algorithm, and all numbers as JSON.
 
-    The sections of the report depend on the model. Any learner has losses, the nearest algorithms and losses on other
-    inputs; a model with layers (of this package or from `mechicl.wrap`) also has layers, patching, and ablation of
-    heads. Sections that are left out are listed at the end of the page with the reason.
+    The page's path is returned. The sections of the report depend on the model. Any learner has losses, the nearest
+    algorithms and losses on other inputs; a model with layers (of this package or from `mechicl.wrap`) also has layers,
+    patching, and ablation of heads. Sections that are left out are listed at the end of the page with the reason.
 
     Args:
         model: a `Study`; a learner (an object with `predict` and `predict_prefixes`), a list of them (seeds of one
@@ -64,9 +64,6 @@ def report(
             held-out loss.
         task_index: for a checkpoint that was trained on several tasks, the index of the task; the first by default.
         progress: show progress bars; by default the setting of that name.
-
-    Returns:
-        The path of the HTML page.
 
     Raises:
         CheckpointError: an unknown or damaged checkpoint, no task, or no model of that seed.

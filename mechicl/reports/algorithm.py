@@ -26,6 +26,7 @@ from mechicl.reports.verdict import (
     Answer,
     Verdict,
     agreement_with_papers,
+    capital,
     since_when,
     which_algorithm,
 )
@@ -150,10 +151,10 @@ class AlgorithmQuestion:
         evidence = (weights, heads_as_text(comparison), interventions, agreement_with_papers(comparison.rows))
         sentences["Do weights, causal tests and papers agree?"] = " ".join(filter(None, evidence))
         if gaps:
-            sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."
+            sentences[NOT_TESTED] = f"{capital('; '.join(gaps))}."
         untrained = answer.numbers["untrained"]
         picture = verdict_figure(self.identified, answer.match, answer.rivals, untrained=untrained, near=NEAR)
-        numbers = {**answer.numbers, "since_step": since, "seed": self.study.seeds[0], "chosen": self.study.chosen}
+        numbers = {**answer.numbers, "since_step": since}
         sentences = {title: words for title, words in sentences.items() if words}
         facts = [*answer.facts, *facts_on_interventions(comparison.rows)]
         fingerprint = self.identified.fingerprint

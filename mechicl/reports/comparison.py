@@ -58,9 +58,8 @@ class Comparison:
         """Append rows, sections and numbers; rows without a section belong to the first of the new sections."""
         if sections:
             rows = [row if row.section else replace(row, section=sections[0].title) for row in rows]
-        return replace(
-            self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data={**self.data, **(data or {})}
-        )
+        data = {**self.data, **(data or {})}
+        return replace(self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data=data)
 
     @checked
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:

@@ -67,9 +67,8 @@ def _losses(kind: "Descent") -> Measured:
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
     rows = [Row("squared error (MSE), trained, mean of the seeds", None, interval(errors.mean(0)), "prompts", left)]
     for name, values in references.items():
-        settings = ", ".join(
-            f"{key.replace('_', ' ')} {value:.3g}" for key, value in kind.references[name].hyperparameters.items()
-        )
+        tuned = kind.references[name].hyperparameters
+        settings = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in tuned.items())
         rows.append(Row(f"squared error (MSE), {name}, tuned", None, interval(values), "prompts", settings))
     claims = _claims(kind) if kind.is_papers_task else {}
     for name, values in references.items():
@@ -249,28 +248,22 @@ class Descent(Kind):
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
     """Make rows of the parameters in the weights, and of the distance of weights and predictions from the family."""
-    paper = (
-        published_gammas().get(task.n_context)
-        if looped and task == LinearRegression(n_context=task.n_context)
-        else None
-    )
-    rows = []
-    kinds = {"in the weights": fit.projected, "layer by layer": fit.layerwise, "matched to predictions": fit.matched}
-    for kind, members in kinds.items():
-        if members is None:
-            continue
+    of_paper = looped and task == LinearRegression(n_context=task.n_context)
+    paper = published_gammas().get(task.n_context) if of_paper else None
+    kinds = {"projected": fit.projected, "layerwise": fit.layerwise, "matched": fit.matched}
+    places = {"projected": "in the weights", "layerwise": "layer by layer", "matched": "matched to predictions"}
+    fitted, rows = {kind: members for kind, members in kinds.items() if members is not None}, []
+    for kind, members in fitted.items():
         for name, values in members.parameters.items():
-            if kind == "matched to predictions" and values.shape[1] > 1:
+            if kind == "matched" and values.shape[1] > 1:
                 continue  # one a layer: they are in the data
             for layer, of_layer in enumerate(values.unbind(1)):
                 where = f", layer {layer}" if values.shape[1] > 1 else ""
-                known = paper if name == "gamma" and kind == "in the weights" else None
+                known = paper if name == "gamma" and kind == "projected" else None
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
                 source = "" if known is None else _SOURCE
-                rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds", source=source))
-    for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
-        if members is None:
-            continue
+                rows.append(Row(f"{symbol}{where}, {places[kind]}", known, interval(of_layer), "seeds", source=source))
+    for kind, members in fitted.items():
         rows.append(over_models(f"loss, {kind} member over trained", fit.loss_ratios(members)))
         name = f"squared distance of predictions, {kind} member, over squared predictions"
         rows.append(replace(over_models(name, fit.relative_distances(members)), share=True))
@@ -294,9 +287,9 @@ def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prom
 
 def tune(prompts: Prompts, steps: int, clip: float | None, **kind: bool) -> Tuned:
     """Tune gradient descent or GD++ with a model's clip of tokens, if it has one; `kind` is gamma and per_step."""
-    return (
-        tuned_descent(prompts, steps, **kind) if clip is None else tuned_clipped_descent(prompts, steps, clip, **kind)
-    )
+    if clip is None:
+        return tuned_descent(prompts, steps, **kind)
+    return tuned_clipped_descent(prompts, steps, clip, **kind)
 
 
 @cache

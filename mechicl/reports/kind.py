@@ -154,10 +154,8 @@ class Kind:
         question, asked = self.question, "algorithm" in (part.name for part in self.chosen(self.sections))
         if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
-            name = f"unexplained by {learner_phrase(question.answer.match.name)}"
-            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(
-                steps, {name: 100 * distances.clamp(max=1)}
-            )
+            shares = {f"unexplained by {learner_phrase(question.answer.match.name)}": 100 * distances.clamp(max=1)}
+            found["unexplained by the algorithm (%, cut at 100)"] = OverTraining(steps, shares)
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input" if self.study.model.cfg.one_pass else "input_to_target")
@@ -208,7 +206,7 @@ class Kind:
         """Write NAME.html and NAME.json to a folder and return the path of the page."""
         comparison = self.measure(sections)
         measured = {part.name for part in self.chosen(sections)}
-        verdict = Verdict("", {}, None, {"seed": self.study.seeds[0], "chosen": self.study.chosen})
+        verdict = Verdict("", {})
         if self.opens in measured | self._missing.keys():
             verdict = self.verdict(comparison)
         headline, learned, fact = self.learned
@@ -226,10 +224,9 @@ class Kind:
             gaps = f"Sections left out: {', '.join(left_out)} (reasons at the end)."
             verdict.sentences[NOT_TESTED] = f"{verdict.sentences.get(NOT_TESTED, '')} {gaps}".strip()
             more = [Section("What this report leaves out", "", table(("section", "why"), list(left_out.items())))]
-        comparison = comparison.with_more(
-            sections=more,
-            data={"verdict": {"headline": verdict.headline, "sentences": verdict.sentences} | verdict.numbers},
-        )
+        opened = {"seed": self.study.seeds[0], "chosen": self.study.chosen}
+        said = {"headline": verdict.headline, "sentences": verdict.sentences, **verdict.numbers, **opened}
+        comparison = comparison.with_more(sections=more, data={"verdict": said})
         words = [comparison.lead, *verdict.sentences.values(), *(row.quantity + row.note for row in comparison.rows)]
         words += [f"{section.title} {section.words}" for section in comparison.sections]
         terms = replace(comparison, sections=[*comparison.sections, explained_terms(" ".join(words))])

@@ -223,9 +223,8 @@ def _verdict(
     )
     lines, lost = [], {}
     for name, result in ablations.items():
-        lost[name], matched = (
-            interval(p - result.intact, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0))
-        )
+        ablated = result.ablated, result.matched.mean(0)
+        lost[name], matched = (interval(each - result.intact, within=(-1, 1)) for each in ablated)
         lines.append(
             f"Without these {n} {name} the probability of the right answer changes by {_points(lost[name])}; "
             f"without {n} random heads of the same layers, by {_points(matched)}."

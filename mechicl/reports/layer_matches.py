@@ -103,13 +103,12 @@ class LayerMatching:
         trajectory, *others = trajectories(learners, self.prompts)
         errors = LayerErrors.of(trajectory, self.prompts, at="points")
         matched = MatchedSeed(readouts, errors)
-        for similarity in self.similarities:
-            if similarity != "weights":
-                self._add(matched, similarity, trajectory)
-                continue
+        if "weights" in self.similarities:
             # as in the paper, A.3.1: regressed on queries from the inputs' distribution
             weights = regressed_weights(readouts, self.prompts, self.queries)
-            self._add(matched, "weights", dataclasses.replace(trajectory, weights=weights))
+            trajectory = dataclasses.replace(trajectory, weights=weights)
+        for similarity in self.similarities:
+            self._add(matched, similarity, trajectory, similarity)
         for label, each in zip((PER_LAYER, ONE_READOUT), others, strict=False):
             self._add(matched, label, each)
         return matched
@@ -123,25 +122,22 @@ class LayerMatching:
             steps = tuple(range(1, 2 * n_layers + 2, 2))  # two halvings a layer
             path = RIDGE_PATH.on(self.prompts, steps=steps).trajectory(self.prompts, with_weights=with_weights)
             trajectory = dataclasses.replace(path, steps=tuple(range(n_layers + 1)))
-            label = f"{similarity}, {IN_ITS_PLACE}"
-            growths = {}
-            for name in ("Newton", "gradient descent"):
-                matched = match(trajectory, families[name], self.prompts, similarity=similarity)
-                growths |= fit_growths({name: matched}, self.resamples)
-            rows += growth_rows(label, [growths], ["Newton", "gradient descent"], with_source=False)
+            matches = {
+                name: match(trajectory, families[name], self.prompts, similarity=similarity)
+                for name in ("Newton", "gradient descent")
+            }
+            growths = fit_growths(matches, self.resamples)
+            rows += growth_rows(f"{similarity}, {IN_ITS_PLACE}", [growths], list(matches), with_source=False)
         return rows
 
-    def _add(self, matched: MatchedSeed, label: str, trajectory: Trajectory) -> None:
-        similarity: Similarity = "weights" if label == "weights" else "errors"
-        similarity = "normalised errors" if label == "normalised errors" else similarity
+    def _add(self, matched: MatchedSeed, label: str, trajectory: Trajectory, similarity: Similarity = "errors") -> None:
         families = self.with_weights if similarity == "weights" else self.families
         matches = {
             name: match(trajectory, each, self.prompts, similarity=similarity) for name, each in families.items()
         }
         matched.matches[label] = {name: each for name, each in matches.items() if name not in (GRID, *EXTRA)}
         matched.rankings[label] = rank_families(matches)
-        several = {name: matches[name] for name in GROWING}
-        matched.growths[label] = fit_growths(several, self.resamples)
+        matched.growths[label] = fit_growths({name: matches[name] for name in GROWING}, self.resamples)
 
 
 def reference_families(task: Task) -> dict[str, IterativeLearner]:
@@ -171,12 +167,8 @@ def untrained_rows(model: Any, task: Task) -> list[Row]:
 
 def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growth]:
     """Fit growths where at least five layers have their best match inside the steps that were tried."""
-    growths = {}
-    for name, matched in matches.items():
-        rows = matched.growth_rows()
-        if len(rows) >= 5:
-            growths[name] = matched.growth(rows, resamples=resamples)
-    return growths
+    rows = {name: matched.growth_rows() for name, matched in matches.items()}
+    return {name: matches[name].growth(each, resamples=resamples) for name, each in rows.items() if len(each) >= 5}
 
 
 def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> list[Row]:

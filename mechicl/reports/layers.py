@@ -5,6 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
+
 from mechicl import viz
 from mechicl.analysis import Match
 from mechicl.analysis.behaviour.growth import Growth
@@ -162,16 +166,16 @@ def _match_figures(
 def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Section:
     """Draw the loss by number of context points, one line per layer, over the mean square of the targets."""
     labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
+    drawn = losses_by_points(dict(zip(labels, errors.squared_errors, strict=True)), prompts)
+    return Section(title, "Means with 95% intervals over prompts.", drawn)
+
+
+def losses_by_points(errors: Mapping[str, Float[Tensor, "point prompt"]], prompts: Prompts) -> go.Figure:
+    """Draw squared errors by number of context points, relative to the mean square of the targets."""
     square = prompts.ys.double().square().mean((1, 2))
-    lines = {
-        label: [ratio_interval(point, square) for point in layer]
-        for label, layer in zip(labels, errors.squared_errors, strict=True)
-    }
-    points = list(range(errors.squared_errors.shape[1]))
-    figure = viz.interval_lines(
-        "Loss by number of context points", "context points", "MSE / E y²", points, lines, log_y=True
-    )
-    return Section(title, "Means with 95% intervals over prompts.", figure)
+    lines = {name: [ratio_interval(point, square) for point in points] for name, points in errors.items()}
+    title, points = "Loss by number of context points", list(range(prompts.n_context + 1))
+    return viz.interval_lines(title, "context points", "MSE / E y²", points, lines, log_y=True)
 
 
 def _numbers(matched: Match) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from mechicl.models import LayeredModel
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import ablate_heads, model_parts, no_model_parts, restore_stream
 from mechicl.reports.kind import ALGORITHM, HISTORY, Kind, Part
-from mechicl.reports.layers import match_layers
+from mechicl.reports.layers import losses_by_points, match_layers
 from mechicl.reports.rows import Row, seeds_and_prompts
-from mechicl.reports.verdict import Verdict
+from mechicl.reports.verdict import Verdict, capital
 from mechicl.statistics import crossed_interval, interval, ratio_interval
 
 N_SHIFTED, N_FITTING, N_PATCHED = 1024, 4096, 64
@@ -35,10 +35,7 @@ def _loss(kind: "Own") -> Measured:
         "averaging": AlgorithmLearner(algorithms.averaging),
     })  # fmt: skip
     errors = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
-    square = prompts.ys.double().square().mean((1, 2))
-    lines = {name: [ratio_interval(point, square) for point in values.T] for name, values in errors.items()}
-    drawn = viz.interval_lines("Loss by number of context points", "context points", "MSE / E y²",
-                               list(range(prompts.n_context + 1)), lines, log_y=True)  # fmt: skip
+    drawn = losses_by_points({name: values.T for name, values in errors.items()}, prompts)
     query = {name: values[:, -1] for name, values in errors.items()}
     rows = [
         Row(f"squared error (MSE) of the query, {name}", None, interval(values), "prompts")
@@ -64,11 +61,10 @@ def _no_shifts(kind: "Own") -> str:
 
 
 def _shifts(kind: "Own") -> Measured:
-    learners = kind.study.with_compared(
-        {"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols)}
-    )
+    study = kind.study
+    learners = study.with_compared({"trained": study.model, "least squares": AlgorithmLearner(algorithms.ols)})
     shifted = measure_shifted_losses(
-        learners, kind.study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
+        learners, study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
     )
     drawn = viz.shifted_losses({"inputs scaled": shifted})
     return [], [Section("Losses out of distribution", _WORDS["shifts"], drawn)], {}
@@ -150,6 +146,6 @@ class Own(Kind):
         figures = [part for each in comparison.sections for part in each.parts if isinstance(part, go.Figure)]
         return Verdict(
             "Its algorithm cannot be identified",
-            {"Why?": f"{why[:1].upper()}{why[1:]}. Its losses next to those of other learners are shown below."},
+            {"Why?": f"{capital(why)}. Its losses next to those of other learners are shown below."},
             figures[0] if figures else None,
         )

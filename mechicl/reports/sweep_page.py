@@ -37,7 +37,8 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
             sections.append(Section(value, words, [*figures, _numbers(grid, value)]))
     diverged = int(grid.frame[_DIVERGED].notna().sum()) if _DIVERGED in grid.frame else 0
     lead = f"{len(grid.frame)} models over {', '.join(grid.axes)}; {diverged} of them diverged."
-    data = {"axes": list(grid.axes), "rows": _plain(grid.frame)}
+    rows = grid.frame.astype(object).where(grid.frame.notna(), None).to_dict("records")
+    data = {"axes": list(grid.axes), "rows": rows}
     return Comparison(title, lead, (), sections, data).write(out, "sweep")
 
 
@@ -68,8 +69,3 @@ def _numbers(grid: GridTable, value: str) -> str:
 
 def _text(cell: Any) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    items = [[(str(name), value) for name, value in row.items()] for row in frame.to_dict("records")]
-    return [{n: None if pd.isna(v) else v.item() if hasattr(v, "item") else v for n, v in row} for row in items]

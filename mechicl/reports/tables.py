@@ -15,7 +15,7 @@ from mechicl.prompts import Prompts, Tables
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.kind import HISTORY, Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NEAR, NOT_TESTED, Answer, Fact, Verdict, has_learned, which_algorithm
+from mechicl.reports.verdict import NEAR, NOT_TESTED, Answer, Fact, Verdict, capital, has_learned, which_algorithm
 from mechicl.statistics import crossed_interval, interval
 from mechicl.viz import elements as draw
 from mechicl.viz.behaviour import verdict_figure
@@ -197,8 +197,7 @@ class OfTables(Kind):
             facts.append((str(there), f"of the labels' effect has reached {place}; before, it is less than half"))
         gaps = [] if restored else ["what carries the predictions inside: the model cannot be opened"]
         gaps.append("tables of other sizes and of other origin")
-        sentences[NOT_TESTED] = f"{'; '.join(gaps)[:1].upper()}{'; '.join(gaps)[1:]}."
+        sentences[NOT_TESTED] = f"{capital('; '.join(gaps))}."
         assert found.fingerprint is not None
-        numbers = {**answer.numbers, "seed": self.study.seeds[0], "chosen": self.study.chosen}
         kind = f"Kind: {found.fingerprint.description}."
-        return Verdict(answer.headline, sentences, picture, numbers, facts, kind)
+        return Verdict(answer.headline, sentences, picture, answer.numbers, facts, kind)

@@ -87,15 +87,8 @@ def _rows(kind: "Texts") -> list[Row]:
     ]
     if len(models) > 1:
         gains = torch.tensor([_gain(model, kind.texts) for model in models])
-        rows.append(
-            Row(
-                "accuracy gained by demonstrations, all seeds",
-                None,
-                interval(gains, within=(-1, 1)),
-                "seeds",
-                share=True,
-            )
-        )
+        gained = interval(gains, within=(-1, 1))
+        rows.append(Row("accuracy gained by demonstrations, all seeds", None, gained, "seeds", share=True))
     for name, comparison in kind.together.items():
         words = "of the queries that fine-tuning gets right"
         rows += [
@@ -212,8 +205,7 @@ class Texts(Kind):
             + ("No snapshots were saved." if study.snapshots is None else "Earlier snapshots were not fine-tuned."),
         }  # fmt: skip
         picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
-        numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
-                   "chosen": study.chosen}  # fmt: skip
+        numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends]}
         headline = f"{first}; what reading and fine-tuning change inside it is {kind if above else 'not alike'}"
         facts = [
             (str(rows["accuracy after demonstrations"]), "accuracy after demonstrations; "

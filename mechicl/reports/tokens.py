@@ -77,17 +77,14 @@ def _heads(kind: "Tokens") -> Measured:
     scores = [score_heads(model, n_prompts=N_SCORED, seed=kind.seed) for model in kind.study.models]
     first, rows = scores[0], []
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in first.scores]:
-        best = torch.tensor([each.best(name)[2].mean for each in scores])
+        highest = torch.tensor([each.best(name)[2].mean for each in scores])
         note = f"{first.chance[name]:.3f} if attention were uniform" if first.is_of_attention(name) else ""
-        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best),
+        rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(highest),
                         "seeds" if len(scores) > 1 else "", note))  # fmt: skip
-    data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": _best_heads(first)}
+    best = {name: first.best(name) for name in SCORES}
+    found = {name: [layer, head, score.mean, first.chance[name]] for name, (layer, head, score) in best.items()}
+    data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": found}
     return rows, [Section("What the heads do", _WORDS["heads"], viz.head_table(first, "Scores of heads"))], data
-
-
-def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
-    best = {name: scores.best(name) for name in SCORES}
-    return {name: [layer, head, score.mean, scores.chance[name]] for name, (layer, head, score) in best.items()}
 
 
 def _composition(kind: "Tokens") -> Measured:
@@ -211,9 +208,8 @@ class Tokens(Kind):
         else:
             weaker = list(references(task).items())[:0:-1]
             baselines = {f"the {name} learner": token_losses(learner, sequences) for name, learner in weaker}
-        return has_learned(
-            losses.nanmean(1), {name: each.nanmean(1) for name, each in baselines.items()}, "cross entropy"
-        )
+        means = {name: each.nanmean(1) for name, each in baselines.items()}
+        return has_learned(losses.nanmean(1), means, "cross entropy")
 
     @property
     def plateau(self) -> None:
@@ -274,7 +270,7 @@ class Tokens(Kind):
         elif nearest:
             facts.append((f"{rows[_divergence(nearest)].ends[1]:.2g} nats", f"a token from the predictions of the "
                           f"{nearest} learner, the nearest of {len(references(study.task))}"))  # fmt: skip
-        numbers = {"induction": has_induction, "best_heads": best, "seed": study.seeds[0], "chosen": study.chosen}
+        numbers = {"induction": has_induction, "best_heads": best}
         headline = f"It does induction, with {name}" if has_induction else "It does no induction"
         if nearest:
             does = name if has_induction else "no head"

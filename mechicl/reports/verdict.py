@@ -194,7 +194,7 @@ def which_algorithm(
         if nearer:
             verb = "contain it as a special case and fit" if len(nearer) > 1 else "contains it as a special case, fits"
             least = percent(identified.distance(nearer[0]).mean)
-            words.append(f"{_capital(_listed(nearer))}{', which' if len(nearer) == 1 else ''} {verb} better still "
+            words.append(f"{capital(_listed(nearer))}{', which' if len(nearer) == 1 else ''} {verb} better still "
                          f"({least}).")  # fmt: skip
         others = [m for m in named if is_unrelated(m) and m not in rivals]
         if others and not rivals:
@@ -230,9 +230,8 @@ def which_algorithm(
     unlike = next((m for m in named if is_unrelated(m) and m not in rivals), None)
     more = ""
     if unlike:
-        more = (
-            f"; {percent(identified.distance(unlike).mean)} by the next of another kind, {learner_phrase(unlike.name)}"
-        )
+        left = percent(identified.distance(unlike).mean)
+        more = f"; {left} by the next of another kind, {learner_phrase(unlike.name)}"
     belief = "in the name of its family of algorithms" if is_named else f"that it is none of the {many} tried"
     if nearness == "like" and not is_named:
         changed = percent(match.changed_distances.mean().item())
@@ -289,5 +288,6 @@ def _listed(matches: Sequence[FamilyMatch]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _capital(words: str) -> str:
+def capital(words: str) -> str:
+    """Return a text with a capital as its first letter."""
     return words[:1].upper() + words[1:]

@@ -97,10 +97,6 @@ class SweepFolder:
             return ""
         return str(data.get("error")) if data.get("measures") == list(measures) else ""
 
-    def step(self, name: str) -> int:
-        """The last logged step of a cell's training."""
-        return Metrics.last_step(self.cell(name) / "run")
-
     def status(self) -> list[CellStatus]:
         """Progress of each cell, in the grid's order."""
         manifest = self.manifest()
@@ -113,7 +109,8 @@ class SweepFolder:
                 continue
             error = self.error(name, manifest["measures"])
             state = "running" if is_locked(self.cell(name)) else "failed" if error else "waiting"
-            states.append(CellStatus(name, text, state, self.step(name), steps, error))
+            step = Metrics.last_step(self.cell(name) / "run")
+            states.append(CellStatus(name, text, state, step, steps, error))
         return states
 
     def table(self, grid: Grid | None = None, measures: Sequence[str] = ()) -> GridTable:

@@ -13,12 +13,7 @@ from mechicl.statistics.intervals import student_t_quantile
 
 @checked
 def find_threshold(
-    table: GridTable | pd.DataFrame,
-    x: str,
-    value: str,
-    *,
-    level: float = 0.0,
-    rising: bool = True,
+    table: GridTable | pd.DataFrame, x: str, value: str, *, level: float = 0.0, rising: bool = True
 ) -> Interval:
     """Find the x above which the mean over seeds of a measured value stays above a level, on a logarithmic axis.
 

@@ -16,13 +16,7 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_acti
 
 @dataclass(frozen=True, repr=False)
 class GaussianInputs(PromptDistribution):
-    """Base of tasks with one target and standard normal inputs.
-
-    Attributes:
-        x_dim: dimension of the inputs, which are standard normal.
-        n_context: number of context points, without the query.
-        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
-    """
+    """Base of tasks with one target and standard normal inputs; `SparseLinearRegression` describes the fields."""
 
     x_dim: Count = 20
     n_context: Natural = 40
@@ -54,11 +48,7 @@ class GaussianPoints(GaussianInputs):
 
 @dataclass(frozen=True, repr=False)
 class NoisyPoints(GaussianPoints):
-    """Base of functions drawn for each prompt, whose values `_values` computes, with Gaussian noise added.
-
-    Attributes:
-        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
-    """
+    """Base of functions drawn for each prompt, whose values `_values` computes, with Gaussian noise added."""
 
     noise_std: NonNegative = 0.0
 

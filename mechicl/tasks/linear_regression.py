@@ -170,8 +170,7 @@ class LinearRegression(PromptDistribution):
         if self.eigenvalues is not None:
             return torch.tensor(self.eigenvalues, dtype=torch.float64)
         if self.condition_number is not None:
-            exponents = torch.linspace(0, 1, self.x_dim, dtype=torch.float64)
-            return self.condition_number**exponents
+            return self.condition_number ** torch.linspace(0, 1, self.x_dim, dtype=torch.float64)
         return None
 
     def input_covariance(self) -> Float[Tensor, "x x"]:
@@ -203,12 +202,8 @@ class LinearRegression(PromptDistribution):
 
     @cached_property
     def _covariance_root(self) -> Float[Tensor, "x x"]:
-        matrix = torch.tensor(self.covariance, dtype=torch.float64)
-        if (
-            matrix.shape != (self.x_dim, self.x_dim)
-            or not matrix.isfinite().all()
-            or not torch.allclose(matrix, matrix.T)
-        ):
+        matrix, shape = torch.tensor(self.covariance, dtype=torch.float64), (self.x_dim, self.x_dim)
+        if matrix.shape != shape or not matrix.isfinite().all() or not torch.allclose(matrix, matrix.T):
             raise ValueError(
                 f"covariance must be a finite symmetric matrix with x_dim={self.x_dim} rows, got {list(matrix.shape)}"
             )

@@ -53,17 +53,15 @@ def register(task_type: None = None, *, name: str | None = None) -> Any: ...
 def register(task_type: Any = None, *, name: str | None = None) -> Any:
     """Register your own class of tasks under a name, so that its checkpoints can be saved and loaded; also a decorator.
 
-    A class that is not registered is recorded by its import path, "my_tasks:SparseRegression". Such a record loads only
-    if that module has been imported already: a file can never cause code to be imported or run.
+    The class is returned unchanged. A class that is not registered is recorded by its import path,
+    "my_tasks:SparseRegression". Such a record loads only if that module has been imported already: a file can never
+    cause code to be imported or run.
 
     Args:
         task_type: a dataclass that implements `Task`, or a subclass of `TokenDistribution`; None to use
             `@register(name=...)` as a decorator.
         name: its name in records; by default the class's name. To load records of a class that has since moved,
             register the new class under the old import path.
-
-    Returns:
-        The class, unchanged.
 
     Raises:
         TypeError: not a dataclass, or one that lacks a member of `Task`.

@@ -257,17 +257,7 @@ class TokenDistribution(Distribution[TokenSequences]):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> TokenSequences:
-        """Draw independent sequences; the same seed gives the same ids on the same kind of device.
-
-        Args:
-            n_prompts: number of sequences.
-            seed: seed of a new generator on `device`.
-            generator: generator to use instead of a seed, on its own device.
-            device: device of the sequences; by default the generator's, else the CPU.
-
-        Returns:
-            `TokenSequences`: `ids` `[prompt pos]`, and `predictable`, the mask of the tokens that a loss is taken over.
-        """
+        """Draw independent sequences; arguments are those of `PromptDistribution.sample`."""
         random = RandomTensors(sampling_generator(n_prompts, seed, generator, device))
         return self._drawn(n_prompts, random, TokenSequences)
 
@@ -297,9 +287,6 @@ class PromptDistribution(Distribution[Prompts]):
             device: device of the prompts; by default the generator's, else the CPU.
             dtype: floating-point type of the prompts. Half precision is float32 rounded at the end: its own random
                 numbers are too coarse, and torch lacks some samplers for it.
-
-        Returns:
-            `Prompts`: inputs `xs` `[prompt point x]` and targets `ys` `[prompt point y]`; the last point is the query.
         """
         generator = sampling_generator(n_prompts, seed, generator, device)
         if not dtype.is_floating_point:

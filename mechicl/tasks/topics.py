@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -125,9 +126,7 @@ class TopicClassification(TokenDistribution):
         # kept tokens first, in their order; then as many as fit after the start
         order = (~kept).flatten(1).byte().argsort(dim=1, stable=True)[:, : self.n_ctx]
         ids, predictable = (values.flatten(1).gather(1, order) for values in (tokens, is_label))
-        start = torch.full_like(ids[:, :1], WORDS.index(START))
-        ids = torch.cat([start, ids], 1)
-        predictable = torch.cat([torch.zeros_like(predictable[:, :1]), predictable], 1)
+        ids, predictable = F.pad(ids, (1, 0), value=WORDS.index(START)), F.pad(predictable, (1, 0))
         if self.share_repeated:
             longest = self.n_ctx // 2
             repeated = RepeatedTokens(len(WORDS), self.n_ctx, min_period=min(4, longest), max_period=longest)

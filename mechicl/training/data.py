@@ -38,13 +38,10 @@ class Batch:
     """The data of one step; the axis `seed` counts the models: each seed of the first task, then of the others."""
 
     step: int  # number of the step, from 0
-    # `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
     tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"]
-    # `[seed prompt row y]`, or ids `[seed prompt row]`.
     targets: Float[Tensor, "seed prompt row y"] | Int[Tensor, "seed prompt row"]
     generator_states: Tensor  # state of each model's generator after sampling this batch, `[seed byte]`
-    # weight of each model's mean loss in the mean over processes, `[seed]`; None for one process.
-    weights: Float[Tensor, "seed"] | None = None
+    weights: Float[Tensor, "seed"] | None = None  # of each model's mean loss in that over processes; None for one
 
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[QuickGenerator]:

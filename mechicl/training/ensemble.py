@@ -54,7 +54,7 @@ class Ensemble(nn.Module):
         clamps: Sequence[tuple[Clamp, "Ensemble | None"]] = (),
     ) -> Float[Tensor, "seed prompt row d_out"]:
         """Each model's outputs on its own tokens, with clamped activations; a clamp may have models to copy from."""
-        model = self._template[0]
+        model = self.template
 
         def run_one(flat: Tensor, tokens: Tensor, *sources: Tensor) -> Tensor:
             flats, hooks = iter(sources), []
@@ -108,14 +108,12 @@ class Ensemble(nn.Module):
 
     def buffers_state(self) -> dict[str, Tensor]:
         """Name to the models' shared buffers, `[seed ...]`."""
-        buffers = dict(self._template[0].named_buffers())
+        buffers = dict(self.template.named_buffers())
         return {n: b.detach().cpu().expand(self.n_seeds, *b.shape).clone() for n, b in buffers.items()}
 
     def _named(self, flat: Float[Tensor, "*seed weight"]) -> dict[str, Tensor]:
-        parts = flat.split([shape.numel() for shape in self._shapes.values()], dim=-1)
-        return {
-            name: part.unflatten(-1, shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
-        }
+        parts = zip(self._shapes.items(), flat.split([n.numel() for n in self._shapes.values()], dim=-1), strict=True)
+        return {name: part.unflatten(-1, shape) for (name, shape), part in parts}
 
 
 def _places(model: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:

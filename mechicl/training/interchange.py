@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import Hypothesis, Runs
+from mechicl.algorithms.stepwise import Hypothesis, Runs, query_of
 from mechicl.algorithms.stepwise.hypothesis import Cell, plan_interventions
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
@@ -72,13 +72,10 @@ def train_interchange(
             curves.append(_train(model, config, hypothesis, seed, n_interventions, lambda: bar.update(1)))
             models.append(model)
             measured.append(interchange_r2(model, hypothesis, *_ends(config, config.eval_prompts, config.eval_seed)))
-    steps, losses, errors = ([[entry[i] for entry in curve] for curve in curves] for i in range(3))  # [seed log]
-    curve = {
-        "eval_step": steps[0],
-        "eval_loss": [list(each) for each in zip(*errors, strict=True)],
-        "step": steps[0],
-        "loss": [list(each) for each in zip(*losses, strict=True)],
-    }
+    by_step = list(zip(*curves, strict=True))
+    steps = [each[0][0] for each in by_step]
+    losses, errors = ([[entry[i] for entry in each] for each in by_step] for i in (1, 2))  # [log seed]
+    curve = {"eval_step": steps, "eval_loss": errors, "step": steps, "loss": losses}
     found = {"hypothesis": hypothesis.name, "r2": measured}
     seconds = time.perf_counter() - started
     record = make_record(config, config.steps, curve, seconds, torch.device("cpu"), interchange=found)
@@ -176,7 +173,7 @@ class _Ends:
         tokens = [model.encode(each) for each in three]
         streams = [compute_streams(adapter, each) for each in tokens]
         self.models = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
-        predicted = [hypothesis.algorithm.read({name: v[:, -1:] for name, v in each[-1].items()}) for each in states]
+        predicted = [hypothesis.algorithm.read(query_of(each[-1])) for each in states]
         self.distances = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
 
     def loss(self, i: int) -> Tensor:

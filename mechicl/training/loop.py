@@ -76,9 +76,7 @@ def train(
         on_save: function that is called with the step number after each save, in every process.
 
     Returns:
-        A `TrainingResult`: `models` (one per seed, in eval mode, on the CPU), `record` (config, seeds, wall time, and
-        "curve" with training and held-out losses, as plain data) and `snapshots` (weights at `snapshot_steps`).
-        `checkpoints.save(folder, result.models, result.record)` saves them for `load`.
+        A `TrainingResult`; `checkpoints.save(folder, result.models, result.record)` saves its models for `load`.
 
     Raises:
         FolderInUseError: another process trains in the folder.
@@ -162,12 +160,7 @@ def _clean_folder(folder: Path, restart: bool) -> None:
 
 class _Training:
     def __init__(
-        self,
-        config: TrainingConfig,
-        folder: Path,
-        accelerator: Accelerator,
-        stop_diverged: bool,
-        progress: bool | None,
+        self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool, progress: bool | None
     ):
         self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
         device = accelerator.device

@@ -29,9 +29,8 @@ def adam_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The state of torch's Adam for the one tensor that it updates; made if it has not taken a step."""
     (weights,) = optimizer.param_groups[0]["params"]
     if not optimizer.state[weights]:
-        optimizer.state[weights] = {"step": torch.zeros((), device=weights.device)} | {
-            name: torch.zeros_like(weights).detach() for name in ("exp_avg", "exp_avg_sq")
-        }
+        means = {name: torch.zeros_like(weights).detach() for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weights] = {"step": torch.zeros((), device=weights.device), **means}
     return {name: optimizer.state[weights][name] for name in ("step", "exp_avg", "exp_avg_sq")}
 
 

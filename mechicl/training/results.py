@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mechicl.base.arguments import check_fields
 from mechicl.base.tensor_files import read_tensors
-from mechicl.models import Model, build
+from mechicl.checkpoints.checkpoint import models_from_stack
+from mechicl.models import Model
 from mechicl.training.config import TrainingConfig
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import Metrics
@@ -50,14 +51,8 @@ def collect_result(
     config: TrainingConfig, folder: Path, state: RunState, ensemble: Ensemble, accelerator: Accelerator
 ) -> TrainingResult:
     """The result of a finished run, from its last state and the files of its folder."""
-    weights, models = ensemble.state(), []
-    for i, (_, seed) in enumerate(config.members):
-        model = build(config.model.replace(device="cpu"), seed).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(weights[name][i])
-        models.append(model)
     buffers = ensemble.buffers_state()
+    models = models_from_stack(config.model.replace(device="cpu"), {**ensemble.state(), **buffers})
     paths = {step: snapshot_path(folder, step) for step in config.snapshot_steps if step <= state.step}
     snapshots = {step: {**read_tensors(path)[0], **buffers} for step, path in paths.items() if path.is_file()}
     names = next(iter(snapshots.values()), {})

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -283,15 +283,9 @@ def was_compiled(config: TrainingConfig) -> bool:
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
     """A function's operations on tensors of these shapes, as a graph; arguments are not checked meanwhile."""
-    with _compiling():
-        return make_fx(function)(*inputs)
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        yield
+        return make_fx(function)(*inputs)
     finally:
         torch.compiler._is_compiling_flag = before

@@ -177,10 +177,9 @@ def attention_figure(
             fig.update_xaxes(title_text="key position", title_standoff=6, **place)
     fig.update_xaxes(tickangle=-60, **ticks).update_yaxes(autorange="reversed", **ticks)
     fig.update_yaxes(title_text="query position", title_standoff=6, col=1)
+    width, height = width + LEFT + RIGHT, height + TOP + BOTTOM
     margin = {"l": LEFT, "r": RIGHT, "t": TOP, "b": BOTTOM}
-    return fig.update_layout(
-        width=width + LEFT + RIGHT, height=height + margin["t"] + margin["b"], margin=margin, font_size=12
-    )
+    return fig.update_layout(width=width, height=height, margin=margin, font_size=12)
 
 
 def _range(pattern: Tensor) -> tuple[float, float, float]:

@@ -59,10 +59,8 @@ def identified_families(result: Identification) -> go.Figure:
     positive = [each.mean for each in distances if each.mean > 0]
     if not positive:
         return fig
-    axis = draw.share_axis(
-        math.log10(min(positive) / 2), math.log10(max(1.0, *(each.high for each in distances)) * 1.5)
-    )
-    return fig.update_xaxes(axis, tickmode="array")
+    low, high = min(positive) / 2, 1.5 * max(1.0, *(each.high for each in distances))
+    return fig.update_xaxes(draw.share_axis(math.log10(low), math.log10(high)), tickmode="array")
 
 
 def fingerprint_figure(result: Fingerprint) -> go.Figure:
@@ -318,8 +316,5 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     fig = draw.figure(title, "", unit)
     for (kind, heights), color in zip(values.items(), (draw.PALETTE[4], GREY), strict=False):
         fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
-    return (
-        fig.update_xaxes(type="category")
-        .update_yaxes(range=[0, 1], tickformat=draw.PERCENT)
-        .update_layout(legend=draw.BELOW)
-    )
+    fig.update_xaxes(type="category").update_yaxes(range=[0, 1], tickformat=draw.PERCENT)
+    return fig.update_layout(legend=draw.BELOW)

@@ -247,9 +247,8 @@ def signed_scale(bound: float) -> dict[str, Any]:
 
 def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
     """Make the names of a heatmap's rows and columns the ticks of its axes; `options` are those of plotly's axes."""
-    for update in (fig.update_xaxes, fig.update_yaxes):
-        update(type="category", showgrid=False, **options)
-    return fig
+    look = {"type": "category", "showgrid": False, **options}
+    return fig.update_xaxes(look).update_yaxes(look)
 
 
 def color_bar(title: str, **options: Any) -> dict[str, Any]:
@@ -275,15 +274,13 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
     spans: dict[str, list[float]] = {}
     for trace in fig.data:
         for letter in "xy":
-            values = getattr(trace, letter, None)
+            axis, values = getattr(trace, f"{letter}axis", None) or letter, getattr(trace, letter, None)
             numbers = [value for value in (() if values is None else values) if isinstance(value, int | float)]
-            spans.setdefault(getattr(trace, f"{letter}axis", None) or letter, []).extend(
-                float(value) for value in numbers if math.isfinite(value) and value > 0
-            )
+            spans.setdefault(axis, []).extend(float(each) for each in numbers if math.isfinite(each) and each > 0)
     for name, values in spans.items():
-        axis: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
-        if axis.type == "log" and values:
-            axis.update(_log_ticks(min(values), max(values)))
+        layout: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
+        if layout.type == "log" and values:
+            layout.update(_log_ticks(min(values), max(values)))
     return fig
 
 

@@ -114,7 +114,7 @@ def save(
 
     Args:
         picture: a plotly figure, a picture of `prompt_attention`, or a widget's `picture()` (only as .html).
-        path: path of the file, in a folder that exists.
+        path: path of the file, in a folder that exists; it is returned.
         width: width in inches, or "column" (3.25) or "page" (6.75).
         height: height in inches; by default the figure's own height in letters of this size, or its aspect ratio if it
             has a fixed width.
@@ -122,9 +122,6 @@ def save(
             not fit otherwise.
         dpi: pixels per inch of a .png.
         title: draw the figure's title; False leaves it to the document's caption.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ImportError: kaleido is not installed.

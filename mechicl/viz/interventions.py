@@ -63,9 +63,8 @@ def patching_grid(
     noising = sweep.what.startswith("noising")
     share = f"share of the way to the corrupted {name}" if noising else f"share of {name} recovered"
     quantity = draw.literal(share if as_share else f"change of {name}")
-    intervals = np.array(
-        [str(interval(cell, within=UNBOUNDED)) for cell in effect.flatten(0, -2)], dtype=object
-    ).reshape(values.shape)
+    shown = [str(interval(cell, within=UNBOUNDED)) for cell in effect.flatten(0, -2)]
+    intervals = np.array(shown, dtype=object).reshape(values.shape)
     heading = title or draw.Markup(f"{draw.literal(sweep.what[:1].upper() + sweep.what[1:])}: {quantity}")
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
     ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~r"}

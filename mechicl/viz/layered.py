@@ -66,9 +66,7 @@ def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping
         upwards = sweep % 2 == 0
         neighbours = below if upwards else above
         for number in range(1, len(orders)) if upwards else range(len(orders) - 2, -1, -1):
-            wanted = {
-                item: fmean(x[n] for n in neighbours[item]) if neighbours[item] else x[item] for item in orders[number]
-            }
+            wanted = {item: fmean([x[n] for n in neighbours[item]] or [x[item]]) for item in orders[number]}
             orders[number].sort(key=wanted.__getitem__)
             x |= _pack(orders[number], widths)
         crossings = _crossings(orders, above)

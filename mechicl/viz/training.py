@@ -7,12 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.dynamics import (
-    AlignmentOverTraining,
-    LearningCoefficient,
-    StrategyTracking,
-    Transitions,
-)
+from mechicl.analysis.dynamics import AlignmentOverTraining, LearningCoefficient, StrategyTracking, Transitions
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval

@@ -90,14 +90,10 @@ class StepwiseAlgorithm(ABC):
         return states
 
     def _advance(self, k: int, state: State) -> State:
-        return self.step(k, state, context_of(state), self._sight(state))
-
-    def _sight(self, state: State) -> Tensor | None:
-        """Return which points see which, `[reader point]` with the query's row last; None if all see all."""
-        if not self.causal:
-            return None
-        n_points = next(iter(state.values())).shape[1]
-        return next(iter(state.values())).new_ones(n_points, n_points - 1).tril()
+        """Return the whole state after step `k`; the query, which is the last reader, sees all points."""
+        whole = next(iter(state.values()))
+        sees = whole.new_ones(whole.shape[1], whole.shape[1] - 1).tril() if self.causal else None
+        return self.step(k, state, context_of(state), sees)
 
     @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
@@ -115,10 +111,6 @@ class StepwiseAlgorithm(ABC):
 
         Args:
             with_weights: not available here; points carry residuals or predictions.
-
-        Returns:
-            `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-            last).
         """
         if with_weights:
             raise ValueError(f"{self.name} has no weights: its points carry residuals or predictions")

@@ -141,18 +141,14 @@ class OnlineDescent(StepwiseAlgorithm):
         """Descend on the marked point, and mark the next one."""
         residual, k = readers["residual"], k % (self.n_context + 1)
         if k:
-            x, turn = context["x"], context["turn"]
-            rate = self._rate(x.square().sum(-1, keepdim=True))
+            x, turn, rate = context["x"], context["turn"], self.step_size
+            if self.offset is not None:
+                size = self.offset + x.square().sum(-1, keepdim=True)
+                rate = self.step_size / size.masked_fill(size == 0, torch.inf)
             residual = residual - gather(readers["x"] @ x.mT, rate * turn, sees)
         # the query, whose number is the last step's, is never read
         marked = readers["number"] == k
         return readers | {"residual": residual, "turn": torch.where(marked, residual, 0.0)}
-
-    def _rate(self, squared: Tensor) -> Tensor | float:
-        if self.offset is None:
-            return self.step_size
-        size = self.offset + squared
-        return self.step_size / size.masked_fill(size == 0, torch.inf)
 
 
 Weighing = Callable[[Tensor, Tensor], Tensor]

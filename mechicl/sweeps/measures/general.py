@@ -64,10 +64,9 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
     name = learner or next(iter(known))
     if name not in known:
         raise KeyError(f"{type(checkpoint.task).__name__} has no reference learner {name!r}; it has {list(known)}")
-    model, prompts = one_model(checkpoint), checkpoint.task.sample(n_prompts, seed=HELD_OUT)
-    return {
-        quantity: values.nanmean().item() for quantity, values in align(model, known[name], prompts).samples().items()
-    }
+    prompts = checkpoint.task.sample(n_prompts, seed=HELD_OUT)
+    aligned = align(one_model(checkpoint), known[name], prompts)
+    return {quantity: values.nanmean().item() for quantity, values in aligned.samples().items()}
 
 
 def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> ColumnValues:
