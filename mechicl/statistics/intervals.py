@@ -67,6 +67,10 @@ class Interval:
         """Half the length of the interval."""
         return (self.high - self.low) / 2
 
+    def columns(self, name: str, prefix: str = "") -> dict[str, float]:
+        """Return the mean and both ends by their columns in a table: NAME, PREFIXlow and PREFIXhigh."""
+        return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high}
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
@@ -290,6 +294,12 @@ def prompt_counts(n_prompts: int, n_resamples: int) -> Float[np.ndarray, "resamp
     # of n resampled prompts, n - 1 are drawn: the variance of their mean is then that of the mean without bias
     drawn = np.random.default_rng(0).multinomial(max(n_prompts - 1, 1), np.full(n_prompts, 1 / n_prompts), n_resamples)
     return np.concatenate([np.ones((1, n_prompts)), drawn])
+
+
+def resample_counts(n: int, n_resamples: int, seed: int = 0) -> Float[Tensor, "resample sample"]:
+    """Return how often each of n samples is in each resample, float64."""
+    drawn = torch.randint(n, (n_resamples, n), generator=torch.Generator().manual_seed(seed))
+    return torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
 
 
 def mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: int, level: float) -> Interval:

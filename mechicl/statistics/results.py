@@ -124,8 +124,7 @@ class Result:
         for place in np.ndindex(*shape):
             row: dict[str, Any] = {name: label[i] for name, label, i in zip(names, labels, place, strict=True)}
             for name, tensor in samples.items():
-                mean = self._interval(name, tensor[place], level)
-                row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
+                row |= self._interval(name, tensor[place], level).columns(name, f"{name}_")
             rows.append(row)
         return pd.DataFrame(rows, columns=None if rows else [*names, *samples])
 

@@ -77,14 +77,10 @@ class Violations(Result):
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per property: its relative squared violation with a 95% interval, and whether it holds."""
-        rows = []
-        for name in self.violations:
-            value = self.violation(name)
-            rows.append({
-                "property": name, "violation": value.mean, "low": value.low, "high": value.high,
-                "holds": self.standing[name],
-            })  # fmt: skip
-        return pd.DataFrame(rows)
+        return pd.DataFrame([
+            {"property": name, **self.violation(name).columns("violation"), "holds": self.standing[name]}
+            for name in self.violations
+        ])  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

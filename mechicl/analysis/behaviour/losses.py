@@ -73,10 +73,8 @@ class Regret(Result):
         rows = []
         for name, losses in self.losses.items():
             for points, loss, regret in zip(self.points, losses, self.curve(name, level), strict=True):
-                rows.append({
-                    "learner": name, "points": points, "loss": loss.mean().item(),
-                    "regret": regret.mean, "low": regret.low, "high": regret.high,
-                })  # fmt: skip
+                row = {"learner": name, "points": points, "loss": loss.mean().item()}
+                rows.append(row | regret.columns("regret"))
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:

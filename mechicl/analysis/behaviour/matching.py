@@ -24,10 +24,10 @@ from mechicl.base.arguments import between, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
-from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
+from mechicl.learners.learners import bytes_per_prompt, name_of, predictions_at, trajectory_of
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, storable
-from mechicl.statistics.intervals import UNBOUNDED, percentile_interval
+from mechicl.statistics.intervals import UNBOUNDED, percentile_interval, resample_counts
 from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "normalised errors", "weights"]
@@ -91,9 +91,8 @@ class Match(Result):
 
     def halves(self) -> tuple["Match", "Match"]:
         """Return the match on every other prompt and on the rest: choose on the one, measure on the other."""
-        first, second = (self.similarities[..., i::2] for i in (0, 1))
-        one = dataclasses.replace(self, similarities=first)
-        return one, dataclasses.replace(one, similarities=second)
+        first, second = (dataclasses.replace(self, similarities=self.similarities[..., i::2]) for i in (0, 1))
+        return first, second
 
     def best(self) -> list[BestMatch]:
         """Return each row's best match: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low`, `high`.
@@ -150,9 +149,7 @@ class Match(Result):
     @functools.cached_property
     def _resampled(self) -> Int[Tensor, "resample row"]:
         """Index of each row's best column on resampled prompts; one product of counts and similarities for all."""
-        n = self.similarities.shape[-1]
-        drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-        counts = torch.zeros(RESAMPLES, n).scatter_add_(1, drawn, torch.ones(RESAMPLES, n))
+        counts = resample_counts(self.similarities.shape[-1], RESAMPLES)
         return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
 
 
@@ -247,8 +244,7 @@ def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, w
         if isinstance(learner, IterativeLearner):
             return trajectory_of(learner, prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
-        name = getattr(learner, "name", type(learner).__name__)
-        return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name, weights)
+        return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name_of(learner), weights)
 
 
 def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:

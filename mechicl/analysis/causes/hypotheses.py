@@ -116,8 +116,7 @@ class HypothesisTest(Result):
             effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in INTERCHANGES]
             values = [r2.mean for r2 in test.r2]
             rows.append({
-                "hypothesis": test.hypothesis,
-                "effects": effects.mean, "low": effects.low, "high": effects.high,
+                "hypothesis": test.hypothesis, **effects.columns("effects"),
                 "exchanges": by_kind[0].mean, "ablations": by_kind[1].mean,
                 "layers_covered": _layers_covered(schedule),
                 "prediction": values[0], "median_r2": float(pd.Series(values).median()),
@@ -186,9 +185,8 @@ def test_hypotheses(
     if not isinstance(hypotheses, Sequence):
         hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, progress=progress)
     names = [hypothesis.name for hypothesis in hypotheses]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two hypotheses are called {twice!r}: give each its own Hypothesis(name=...)")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two hypotheses are called {twice[0]!r}: give each its own Hypothesis(name=...)")
     prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[1])
     tests = interchange_each(model, hypotheses, prompts, sources, progress=progress)

@@ -20,6 +20,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, has_scores, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.intervals import resample_counts
 from mechicl.tasks import Task
 
 N_RESAMPLES = 500
@@ -100,8 +101,7 @@ class Interchange(Result):
         ends = (self.sources - self.base)[chosen]
         parts = [part.square().sum(1) for part in (moved - expected, moved, expected, ends)]
         n = moved.shape[-1]
-        resamples = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-        counts = torch.stack([torch.bincount(row, minlength=n) for row in resamples]).double()
+        counts = resample_counts(n, N_RESAMPLES)
         means = [part.double().nan_to_num(MOST, MOST) @ counts.T / n for part in parts]
         values = _explained(*means)
         centre = _explained(*(part.double().nan_to_num(MOST, MOST).mean(-1, keepdim=True) for part in parts))
@@ -145,8 +145,8 @@ class Interchange(Result):
         rows = []
         for cell, r2, moved, expected in zip(self.cells, self.r2, self.moved, self.expected_moved, strict=True):
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
-            rows.append({"intervention": cell.intervention, **places, "r2": r2.mean, "low": r2.low, "high": r2.high,
-                         "moved": moved.mean, "expected_moved": expected.mean})  # fmt: skip
+            changes = {"moved": moved.mean, "expected_moved": expected.mean}
+            rows.append({"intervention": cell.intervention, **places, **r2.columns("r2"), **changes})
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -250,7 +250,8 @@ def interchange_each(
     point = prompts.n_context // 2  # the one that "point exchanged" exchanges
     for hypothesis in hypotheses:
         check_inputs(adapter, hypothesis, prompts, sources)
-    changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
+    pairs = ((prompts.xs, sources.xs), (prompts.ys, sources.ys))
+    changed = Prompts(*(values.select_scatter(others[:, point], 1, point) for values, others in pairs))
     reads, isolates = has_attention(model), has_scores(model)
     possible = [
         list(plan_interventions(each, point, prompts.n_context, stop_reading=reads, isolate=isolates))
@@ -308,12 +309,6 @@ def prompts_at_once(
     return Budget().holding(adapter.bytes_of_products).rows(per_row, at_most=512)
 
 
-def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:
-    changed = values.clone()
-    changed[:, point] = others[:, point]
-    return changed
-
-
 def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts) -> None:
     """Raise ValueError for prompts and sources on which a hypothesis about a model cannot be tested."""
     if prompts.n_context == 0:
@@ -327,10 +322,15 @@ def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts
             f"the schedule of {hypothesis.name!r} ends after {hypothesis.n_layers} layers, and the model has "
             f"{n_layers}: pass Hypothesis(schedule=((0, 0), ..., ({n_layers}, {hypothesis.algorithm.n_steps})))"
         )
-    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
-        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
+    check_shapes(prompts, sources)
     if not prompts.query.xs.equal(sources.query.xs.to(prompts.query.xs)):
         raise ValueError("sources must have the prompts' queries: take sample_sources(task, prompts, seed=...)")
+
+
+def check_shapes(prompts: Prompts, sources: Prompts) -> None:
+    """Raise ValueError for a single prompt, or sources of another shape."""
+    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
+        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
 
 
 def check_ends(base: Tensor, source: Tensor) -> None:

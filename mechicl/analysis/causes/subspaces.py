@@ -143,8 +143,7 @@ class SubspaceSearch(Result):
             for j, (r2, rest) in enumerate(zip(*self.curves(s, i), strict=True)):
                 rows.append({
                     "search": self.searches[s], "layer": self.layers[i], "step": self.steps[i], "dim": self.dims[j],
-                    "r2": r2.mean, "low": r2.low, "high": r2.high,
-                    "rest_r2": rest.mean, "rest_low": rest.low, "rest_high": rest.high,
+                    **r2.columns("r2"), **rest.columns("rest_r2", "rest_"),
                     "fitted_r2": self.fitted_r2[s, i, j].item(),
                 })  # fmt: skip
         return pd.DataFrame(rows)

@@ -263,7 +263,7 @@ class Circuit(Result):
 
         def measured(part: Node | Edge) -> dict[str, float]:
             mean = effects.get(part)
-            return {} if mean is None else {"effect": mean.mean, "low": mean.low, "high": mean.high}
+            return {} if mean is None else mean.columns("effect")
 
         graph = networkx.MultiDiGraph(metric=self.metric, method=self.method)
         graph.add_node(str(EMBEDDING), kind="embedding", layer=-1)

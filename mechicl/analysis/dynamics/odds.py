@@ -105,7 +105,7 @@ def fit_strategy_odds(
     if sizes < 2 or times < 2:
         raise ValueError("shares must have values at two or more fitted pool sizes and steps, or the law's powers are "
                          f"arbitrary; got {sizes} sizes and {times} steps")  # fmt: skip
-    conditions = _conditions(pool_sizes, steps, loss_gaps)
+    conditions = np.log(pool_sizes)[:, None], np.log(steps)[None], np.array(loss_gaps)[:, None]
     counts, sums = fitted.sum(-1), np.where(fitted, measured, 0).sum(-1)
     parameters, predictions, scores = {}, {}, ({}, {})
     options: Any = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 1000}
@@ -128,12 +128,6 @@ def fit_strategy_odds(
             total = np.where(mask, divergence, 0).sum((0, 1)) / np.where(mask.any((0, 1)), mask.sum((0, 1)), np.nan)
             part[name] = torch.from_numpy(total)
     return StrategyOdds(parameters, *scores, predictions)
-
-
-def _conditions(pool_sizes: Any, steps: Any, loss_gaps: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return log D `[pool_size 1]`, log N `[1 step]` and the gaps `[pool_size 1]`."""
-    sizes, numbers, gaps = (np.asarray(each, dtype=float) for each in (pool_sizes, steps, loss_gaps))
-    return np.log(sizes)[:, None], np.log(numbers)[None], gaps[:, None]
 
 
 def _loss_and_complexity(p: np.ndarray, log_size: np.ndarray, log_step: np.ndarray, gap: np.ndarray) -> np.ndarray:

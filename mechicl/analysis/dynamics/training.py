@@ -168,10 +168,8 @@ def score_heads_over_training(
         torch.Size([6, 3])
     """
 
-    options: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "progress": False}
-
     def measure(model: Any) -> list[float]:
-        scores = score_heads(model, prompts=prompts, **options)
+        scores = score_heads(model, prompts=prompts, n_prompts=n_prompts, seed=seed, progress=False)
         return [scores.mean(name).max().item() for name in names]
 
     steps, rows = measure_snapshots(checkpoint, measure, progress)
