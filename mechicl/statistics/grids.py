@@ -68,7 +68,6 @@ class GridTable:
         `statistics.median_interval`.
 
         Args:
-            value: name of the value.
             by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
 
         Returns:

@@ -26,9 +26,7 @@ class Interval:
     """A mean or a median with a confidence interval; printed as "mean ± half width".
 
     Attributes:
-        mean: sample mean, or median.
-        low: lower end.
-        high: upper end.
+        mean: sample mean, or median; `low` and `high` are the ends of the interval.
         n: number of independent samples (prompts or seeds).
         level: confidence level.
         middle: "median" if `mean` is one. A median is printed with both ends, which need not be equally far from it.
@@ -79,12 +77,7 @@ class Interval:
 
     @checked
     def within(self, least: float, most: float) -> "Interval":
-        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share.
-
-        Args:
-            least: smallest possible value.
-            most: largest possible value.
-        """
+        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
         cut = self.cut or low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
         return replace(self, mean=mean, low=low, high=high, cut=cut)
@@ -135,10 +128,6 @@ def ratio_interval(
     numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: ConfidenceLevel = 0.95
 ) -> Interval:
     """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
-
-    Args:
-        numerator: samples whose mean is divided.
-        denominator: samples whose mean divides, in the same order.
 
     Returns:
         `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
@@ -204,7 +193,6 @@ def median_interval(
 
     Args:
         values: every entry, of any shape, counts as one independent sample.
-        n_resamples: number of resamples.
 
     Returns:
         `Interval` with `mean` (the median), `low`, `high` and `n`; `low` and `high` are NaN with fewer than two
@@ -252,7 +240,6 @@ def crossed_interval(
             divided by their mean.
         trim: share of the prompts with the largest values that each mean leaves out, of `values` and of `over`
             separately, for heavy-tailed losses.
-        n_resamples: number of resamples of the prompts.
 
     Returns:
         `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n`, the number of seeds. With one

@@ -234,7 +234,6 @@ def regressed_weights(
     Args:
         learner: any learner; one with steps (an `AlgorithmLearner`, `Lens`, `fit_readouts`) gives weights after each
             step, any other one once: the `step` axis has size 1.
-        prompts: prompts whose contexts are used.
         queries: inputs to predict after every prefix. Draw them from the inputs' distribution, many more of them than x
             has dimensions, as in the paper.
 

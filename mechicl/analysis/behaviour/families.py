@@ -38,7 +38,6 @@ class FamilyMatch(Result):
 
     Attributes:
         learner: the member; None in a result that was loaded.
-        n_fitted: how many numbers were fitted.
         squared_distances: squared distances of its predictions from the model's, `[prompt]`, averaged over the target's
             dimensions.
         sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.

@@ -312,7 +312,6 @@ def fingerprint(
         learner: anything with `predict(prompts)`.
         task: distribution of the prompts. Where targets are classes, properties of targets have no meaning.
         n_prompts: number of prompts; each property takes one to three predictions of them.
-        seed: seed of the prompts and of the changes.
 
     Example:
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)

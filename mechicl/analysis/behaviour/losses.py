@@ -280,7 +280,6 @@ def measure_shifted_losses(
         task: the task to scale; scale 1 is the task itself.
         scales: factors on the task's own scale.
         scaled: the field of the task that is multiplied: "input_scale" (all x) or "weight_scale" (the true weights).
-        n_prompts: number of prompts at each scale.
         seed: seed of the prompts; every scale uses the same random numbers.
 
     Returns:

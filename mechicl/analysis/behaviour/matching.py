@@ -44,8 +44,7 @@ class BestMatch:
         row: the step that is matched (a model's layer).
         column: the step that matches it best (an algorithm's iteration); NaN where no similarity is defined.
         similarity: their mean cosine, with a 95% interval over prompts (on the prompts that chose the step).
-        low: lower end of the best step's 95% interval, from resampled prompts.
-        high: its upper end.
+        low: lower end of the best step's 95% interval, from resampled prompts; `high` is its upper end.
         at_edge: True if it is the smallest or largest step that was tried, so that a better one may lie beyond.
     """
 
@@ -64,8 +63,7 @@ class Match(Result):
     Attributes:
         row_name: the learner whose steps are matched (a model's layers).
         column_name: the learner whose steps match them (an algorithm's iterations).
-        rows: the steps of the one, such as layers 0 to n_layers.
-        columns: the steps of the other.
+        rows: the steps of the one, such as layers 0 to n_layers; `columns` are those of the other.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points. Of normalised
             errors, terms whose mean over prompts is the mean over the numbers of points of the cosine over prompts.
     """

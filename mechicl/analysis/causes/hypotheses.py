@@ -166,7 +166,6 @@ def test_hypotheses(
         hypotheses: hypotheses with their schedules, or algorithms of `algorithms.stepwise` by name, for which schedules
             are fitted; by default the step forms of all algorithms of the library, fitted to the model
             (`fit_hypotheses`).
-        n_prompts: number of prompts to test on.
         seed: seed from which those of all prompts and sources are made.
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
 

@@ -54,7 +54,6 @@ class Interchange(Result):
     reaches 0.5 on ends that are independent with mean 0.
 
     Attributes:
-        hypothesis: name of the hypothesis.
         cells: for each intervention, its name and the layers and steps before it.
         predictions: the model's predictions under each intervention, `[cell y prompt]`.
         expected: those of the algorithm under the same interventions, `[cell y prompt]`.

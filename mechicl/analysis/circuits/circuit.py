@@ -147,7 +147,6 @@ class Circuit(Result):
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
         edges: connections of the circuit, from the embedding to the output.
-        metric: name of the metric.
         method: replacement of ablated parts' writes and cut edges' values, such as "zero"; see `find_circuit`.
         full: the metric of the whole model, `[prompt]`.
         ablated: with all edges cut, `[prompt]`.

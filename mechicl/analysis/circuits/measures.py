@@ -38,7 +38,6 @@ def measure_circuit(
     Args:
         model: the model that the circuit was found in.
         circuit: the circuit to measure, from `find_circuit`.
-        prompts: the new prompts.
         metrics: as for `find_circuit`, like `at`.
         reference: prompts that replacements of cut edges come from, by default the new prompts. Edges are replaced by
             the method of the circuit's search, or by zeros if that was "any".

@@ -33,7 +33,6 @@ class EdgeScores(Result):
         edges: all edges of the model, by receiver in order of computation.
         scores: the metric with the edge cut minus that of the full model, `[edge prompt]`. Without a metric, for the
             outputs themselves, they have no sign.
-        metric: name of the metric.
         scoring: "eap-ig" or "mask-ig".
         method: replacement of a cut edge's value, such as "zero".
     """

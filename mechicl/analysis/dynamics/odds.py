@@ -71,9 +71,8 @@ def fit_strategy_odds(
         held_out: pool sizes that are predicted and not fitted.
 
     Returns:
-        A `StrategyOdds` with entries for "loss and complexity", "logistic" and "constant": `scores` `[seed]`, the mean
-        Kullback-Leibler divergence of the predicted from the given shares on held-out sizes, in nats (0 is best);
-        `parameters`, for the first `(log g, α, log k, β)`; `predicted`, the shares at all sizes and steps.
+        A `StrategyOdds` with entries for "loss and complexity", "logistic" and "constant": `scores` `[seed]`, errors on
+        held-out sizes in nats (0 is best); `parameters`; `predicted`, the shares at all sizes and steps.
 
     Raises:
         ValueError: sizes that do not fit together, shares outside 0 to 1, fewer than two sizes or steps to fit, or no

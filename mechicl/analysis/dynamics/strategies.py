@@ -38,7 +38,6 @@ class StrategyTracking(Result):
 
     Attributes:
         steps: training steps of the snapshots.
-        learners: names of the strategies.
         weights: weight of each strategy in the nearest mixture; they sum to 1 over strategies.
         residual: squared difference between the model and this mixture: 0 for an exact mixture, about 1 for a constant.
         distances: squared difference between the model and each strategy.
@@ -136,7 +135,6 @@ def track_strategies(
         at: for prompts of points: "query" for the last point, "points" for every prefix.
         threshold: residual above which the verdict is "none of these". A strategy with less in `left_out` would not be
             missed if it were left out.
-        n_resamples: number of resamples of the prompts, for intervals.
 
     Returns:
         A `StrategyTracking`: `weights`, `residual`, ...; `curve(name)` has intervals over seeds and prompts, and

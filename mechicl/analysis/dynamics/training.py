@@ -158,7 +158,6 @@ def score_heads_over_training(
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models (see `measure_over_training`).
         names: names of scores, defined in `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
-        n_prompts: number of sequences to draw.
 
     Returns:
         `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.

@@ -78,8 +78,7 @@ def search_on_prompts(
         epochs: numbers of epochs (passes over the context) to try.
 
     Returns:
-        A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
-        epoch query]`, the squared error of each prompt's query, and `score`, minus that.
+        A `TuningSearch`, as of `search_tuning`: `best`, the `FineTuning` settings with the least mean squared error.
 
     Example:
         >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best

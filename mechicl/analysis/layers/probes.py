@@ -198,8 +198,7 @@ def probe(
 
     Returns:
         A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe),
-        `control()` that of the control task. `best(quantity)` returns the layer and position with the largest R², and
-        the R² with a 95% interval over prompts. `to_dataframe()` has all of them.
+        `control()` that of the control task; `best(quantity)` returns the place with the largest R².
 
     Example:
         >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)
