@@ -262,11 +262,10 @@ def interchange_each(
     untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
     rows = prompts_at_once(adapter, trial, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
-    n_batches = -(-len(prompts) // rows)
+    batches = list(zip(*(each.split(rows) for each in (prompts, sources, changed)), strict=True))
     parts: list[list[list[Tensor]]] = []
-    with progress_bar(total=n_batches * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
-        for start in range(0, len(prompts), rows):
-            three = [each[start : start + rows] for each in (prompts, sources, changed)]
+    with progress_bar(total=len(batches) * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
+        for three in batches:
             tokens = [adapter.encode(each) for each in three]
             ends = [adapter.run(each).double().cpu() for each in tokens]
             check_ends(*ends[:2])

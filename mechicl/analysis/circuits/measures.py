@@ -74,9 +74,8 @@ def measure_edges(
     """Measure the circuit of these edges; a node is ablated by cutting its edges. Effects are optional (else NaN)."""
     graph = problem.graph
     edges = [edge for edge, keep in zip(graph.edges, kept.tolist(), strict=True) if keep]
-    ends = {node for edge in edges for node in (edge.sender, *sole_reader(graph.parts.adapter.model, edge))} - {
-        EMBEDDING
-    }
+    model = graph.parts.adapter.model
+    ends = {node for edge in edges for node in (edge.sender, *sole_reader(model, edge))} - {EMBEDDING}
     nodes = [node for node in graph.nodes if node in ends]
     everything = torch.ones_like(kept)
 

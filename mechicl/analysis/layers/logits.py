@@ -7,7 +7,6 @@ import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import Budget
@@ -82,8 +81,8 @@ def logit_lens(
     """
     adapter = ModelAdapter(model, at)
     ids = adapter.encode(tokens)
-    last = get_act_name("resid_post", adapter.n_layers - 1)
-    names = [*(get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)), last]
+    names = [*adapter.stream_names().values()]
+    last = names[-1]
     check_edits(adapter, ids, [last])
     outputs = adapter.run(ids[:1])
     if answers is not None and answers.shape != (len(ids), *outputs.shape[1:-1]):

@@ -158,9 +158,8 @@ class ProbeResult(Result):
             layer, position, best = self.best(name)
             control = self.control()[i, layer, position].item()
             place = f"after layer {layer - 1}" if layer else "of the embedding"
-            lines.append(
-                (name, f"R² {best} in the stream {place} at {self.positions[position]} (control {control:.3g})")
-            )
+            where = f"in the stream {place} at {self.positions[position]}"
+            lines.append((name, f"R² {best} {where} (control {control:.3g})"))
         return lines
 
     def _explained(self, errors: Tensor) -> Tensor:

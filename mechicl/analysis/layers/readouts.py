@@ -161,11 +161,7 @@ class Readouts(LayerLearner):
 
 @checked
 def fit_readouts(
-    model: LayeredModel,
-    prompts: Prompts,
-    *,
-    shared: bool = False,
-    progress: bool | None = None,
+    model: LayeredModel, prompts: Prompts, *, shared: bool = False, progress: bool | None = None
 ) -> Readouts:
     """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
 
