@@ -213,9 +213,9 @@ def match(
     for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)
         batch = prompts[place]
-        steps_a, steps_b = _on_common_points(
-            *(_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
-        )
+        steps_a, steps_b = (_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
+        if (steps_a.predictions.shape[2] == 1) != (steps_b.predictions.shape[2] == 1):  # one predicts the query alone
+            steps_a, steps_b = (each.part(slice(None), slice(-1, None)) for each in (steps_a, steps_b))
         if similarity == "errors":
             parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
         elif similarity == "weights":
@@ -223,15 +223,13 @@ def match(
         else:
             batches.append((steps_a, steps_b))
     if batches:
-        first, second = (_joined(each) for each in zip(*batches, strict=True))
+        first, second = (
+            Trajectory(each[0].steps, torch.cat([part.predictions.cpu() for part in each], dim=1), each[0].name)
+            for each in zip(*batches, strict=True)
+        )
         parts = [similarity_by_prefix(first, second, prompts).cpu()]
     names = steps_a.name or "a", steps_b.name or "b"
     return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity)
-
-
-def _joined(parts: Sequence[Trajectory]) -> Trajectory:
-    predictions = torch.cat([part.predictions.cpu() for part in parts], dim=1)
-    return Trajectory(parts[0].steps, predictions, parts[0].name)
 
 
 def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool) -> Trajectory:
@@ -243,13 +241,6 @@ def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, w
             return trajectory_of(learner, prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
         return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name_of(learner), weights)
-
-
-def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
-    if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
-        return a, b
-    everything, last = slice(None), slice(-1, None)
-    return a.part(everything, last), b.part(everything, last)
 
 
 @dataclass(frozen=True, eq=False)
