@@ -97,10 +97,9 @@ def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
     for layer in range(1, len(matching)):
         strongest = compositions[:layer, :, layer].flatten(0, 1).argmax(0)  # of all earlier heads, for each head
         W_V, W_O = (part[:layer].flatten(0, 1)[strongest] for part in (weights.V, weights.O))
-        read = einsum(
-            W_V, inner, weights.Q[layer], "head model moved, model query, head query score -> head moved score"
-        )
-        brought = einsum(W_O, weights.K[layer], "head moved model, head model score -> head moved score")
+        W_Q, W_K = weights.Q[layer], weights.K[layer]
+        read = einsum(W_V, inner, W_Q, "... model moved, model query, ... query score -> ... moved score")
+        brought = einsum(W_O, W_K, "... moved model, ... model score -> ... moved score")
         matching[layer] = _eigenvalue_score(FactoredMatrix(read, brought.mT))
     return {**scores, "prefix_matching": matching}
 
