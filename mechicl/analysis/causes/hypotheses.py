@@ -242,12 +242,8 @@ def fit_hypotheses(
     names = ["query exchanged", "context exchanged", "context frozen"]
     names += ["query stops reading"] if has_attention(model) else []
     layers = range(1, adapter.n_layers)
-    parts = []
-    for base_part, source_part in _split(adapter, (prompts, sources)):
-        tokens = [adapter.encode(each) for each in (base_part, source_part)]
-        runs = StreamRuns(adapter, tokens[0], *(record_streams(adapter, each) for each in tokens))
-        parts.append(_intervene(runs, names, layers, adapter.n_layers))
-    predicted = torch.cat(parts, dim=2)
+    batches = _stream_runs(adapter, prompts, sources)
+    predicted = torch.cat([_intervene(runs, names, layers, adapter.n_layers) for runs in batches], dim=2)
     hypotheses = []
     for name, algorithm in progress_bar(algorithms.items(), unit="hypothesis", progress=progress, desc="schedules"):
         exact = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
@@ -291,13 +287,8 @@ def _seeds(seed: int) -> list[int]:
 def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts) -> Tensor:
     """Predictions where the query stops reading, or without hooks for that stays unchanged, after 1, 2, ... layers."""
     name = "query stops reading" if has_attention(adapter.model) else "query frozen"
-    n_layers, parts = adapter.n_layers, []
-    for (part,) in _split(adapter, (prompts,)):
-        tokens = adapter.encode(part)
-        streams = record_streams(adapter, tokens)
-        runs = StreamRuns(adapter, tokens, streams, streams)
-        parts.append(_intervene(runs, [name], range(1, n_layers + 1), n_layers)[:, 0])
-    return torch.cat(parts, dim=1)
+    layers, last = range(1, adapter.n_layers + 1), adapter.n_layers
+    return torch.cat([_intervene(runs, [name], layers, last)[:, 0] for runs in _stream_runs(adapter, prompts)], dim=1)
 
 
 @torch.no_grad()
@@ -310,9 +301,13 @@ def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool
     return prompts.n_context > 1 and not before.equal(after)
 
 
-def _split(adapter: ModelAdapter, several: Sequence[Prompts]) -> Iterator[tuple[Prompts, ...]]:
+def _stream_runs(adapter: ModelAdapter, *several: Prompts) -> Iterator[StreamRuns]:
+    """Yield the model's runs on batches of prompts, and on their sources if these are given too."""
     rows = prompts_at_once(adapter, adapter.encode(several[0][:1]), (), several[0])
-    return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
+    for batch in zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True):
+        tokens = [adapter.encode(each) for each in batch]
+        streams = [record_streams(adapter, each) for each in tokens]
+        yield StreamRuns(adapter, tokens[0], streams[0], streams[-1])
 
 
 def _intervene(

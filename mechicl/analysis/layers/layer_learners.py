@@ -56,6 +56,9 @@ class LayerLearner(ABC):
     model: LayeredModel
     name: str = "layer"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @abstractmethod
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
@@ -205,9 +208,6 @@ class Lens(LayerLearner):
 
     model: LayeredModel
     name: str = "layer (lens)"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def read(

@@ -67,10 +67,6 @@ def logit_lens(
             `at="positions"`; by default the tokens with the model's largest logits.
         at: "query" for the last position, "positions" for all.
 
-    Returns:
-        A `LogitLens`: `logits` `[layer prompt vocab]` (or `[layer prompt pos vocab]`), and `log_probabilities`, `ranks`
-        and `divergences` `[layer prompt]`.
-
     Raises:
         ValueError: a model without a stream, a bridge that ignores edits of its last stream, or answers of another
             shape.
@@ -168,10 +164,6 @@ def direct_logit_attribution(
         prompts: token ids `[prompt pos]`, without padding; or prompts, for a model of points.
         answers: id of the token whose logit is split, `[prompt]`; for a model of points, the output's index.
         wrong: id of the token whose logit is subtracted, `[prompt]`.
-
-    Returns:
-        A `LogitAttribution`: `contributions` `[component prompt]`, `logits` and the `errors` of the sum `[prompt]`;
-        `strongest(n)` names the components with the largest means, `to_dataframe()` has a row for each component.
 
     Raises:
         ValueError: a model whose stream is not the sum of its parts' outputs, or whose logits are not the sum of the

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
@@ -140,9 +140,6 @@ class Readouts(LayerLearner):
     bias: Float[Tensor, "layer point y"]
     shared: bool = False
     name: str = "layer"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def read(
