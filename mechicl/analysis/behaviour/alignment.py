@@ -162,17 +162,16 @@ def similarity_by_prefix(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
 
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
     """Cosine between two learners' induced weights for each prefix; NaN for zero weights (Fu et al. 2024, A.3.1)."""
-    units = []
+    weights = []
     for trajectory in (a, b):
         if trajectory.weights is None:
             raise ValueError(f"{trajectory.name or 'a trajectory'} has no weights: ask for with_weights=True")
-        units.append(_normed(_after_first(trajectory.weights).double().flatten(3)))
-    shapes = [trajectory.weights.shape[1:] for trajectory in (a, b) if trajectory.weights is not None]
+        weights.append(trajectory.weights)
+    shapes = [[*each.shape[1:]] for each in weights]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"weights of different prompts [prompt point x y]: {[*shapes[0]]} and {[*shapes[1]]}")
-    cosines = einsum(
-        units[0], units[1].to(units[0]), "a prompt point weight, b prompt point weight -> a b prompt point"
-    )
+        raise ValueError(f"weights of different prompts [prompt point x y]: {shapes[0]} and {shapes[1]}")
+    first, second = (_normed(_after_first(each).double().flatten(3)) for each in weights)
+    cosines = einsum(first, second.to(first), "a prompt point weight, b prompt point weight -> a b prompt point")
     return cosines.clamp(-1, 1)
 
 

@@ -22,7 +22,6 @@ from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks import Task
-from mechicl.tasks.sampling import TokenDistribution
 
 NEARLY = 0.01
 """Relative squared violation up to which a property nearly holds."""
@@ -317,8 +316,6 @@ def fingerprint(
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)
         a linear learner that applies one function to XᵀX (a spectral filter); ...
     """
-    if isinstance(task, TokenDistribution):
-        raise TypeError(f"{type(task).__name__} is a task of tokens: a fingerprint needs points")
     if task.n_context < 2:
         raise ValueError(f"properties of a context need two points or more, n_context is {task.n_context}")
     changes = Changes(task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)
