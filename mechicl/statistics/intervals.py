@@ -133,8 +133,6 @@ def ratio_interval(
         `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
         denominator's mean is 0.
     """
-    if numerator.shape != denominator.shape:
-        raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
     ratio, size = (a.mean() / b.mean()).item(), b.mean().item()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)

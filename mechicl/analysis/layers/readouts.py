@@ -188,8 +188,6 @@ def fit_each(
     model: LayeredModel, prompts: Prompts, numbers: Mapping[bool, int], progress: bool | None = None
 ) -> list[Readouts]:
     """Fit readouts, by whether points share them, each on the first prompts of a number; the model runs once."""
-    if min(numbers.values()) < FOLDS:
-        raise ValueError(f"{FOLDS}-fold cross-validation of {min(numbers.values())} prompts: give more prompts")
     sums = {shared: RidgeSums() for shared in numbers}
     n_layers, _, n_points, width = _read_streams(model, prompts[:1])[0].shape
     sites = [(n_layers,) if shared else (n_layers, n_points) for shared in numbers]
