@@ -68,7 +68,6 @@ class GridTable:
         `statistics.median_interval`.
 
         Args:
-            value: name of the value.
             by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
 
         Returns:
@@ -81,7 +80,7 @@ class GridTable:
         if value not in self.values:
             raise ValueError(f"value must be one of {list(self.values)}, got {value!r}")
         rows = [
-            {**place, value: middle.mean, "low": middle.low, "high": middle.high, "n": middle.n, "missing": missing}
+            {**place, **middle.columns(value), "n": middle.n, "missing": missing}
             for place, middle, missing in self._cells(value, by)
         ]
         return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])

@@ -26,9 +26,7 @@ class Interval:
     """A mean or a median with a confidence interval; printed as "mean ± half width".
 
     Attributes:
-        mean: sample mean, or median.
-        low: lower end.
-        high: upper end.
+        mean: sample mean, or median; `low` and `high` are the ends of the interval.
         n: number of independent samples (prompts or seeds).
         level: confidence level.
         middle: "median" if `mean` is one. A median is printed with both ends, which need not be equally far from it.
@@ -67,6 +65,10 @@ class Interval:
         """Half the length of the interval."""
         return (self.high - self.low) / 2
 
+    def columns(self, name: str, prefix: str = "") -> dict[str, float]:
+        """Return the mean and both ends by their columns in a table: NAME, PREFIXlow and PREFIXhigh."""
+        return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high}
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
@@ -75,12 +77,7 @@ class Interval:
 
     @checked
     def within(self, least: float, most: float) -> "Interval":
-        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share.
-
-        Args:
-            least: smallest possible value.
-            most: largest possible value.
-        """
+        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
         cut = self.cut or low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
         return replace(self, mean=mean, low=low, high=high, cut=cut)
@@ -138,16 +135,10 @@ def ratio_interval(
 ) -> Interval:
     """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
-    Args:
-        numerator: samples whose mean is divided.
-        denominator: samples whose mean divides, in the same order.
-
     Returns:
         `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
         denominator's mean is 0.
     """
-    if numerator.shape != denominator.shape:
-        raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
     ratio, size = (a.mean() / b.mean()).item(), b.mean().item()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
@@ -206,7 +197,6 @@ def median_interval(
 
     Args:
         values: every entry, of any shape, counts as one independent sample.
-        n_resamples: number of resamples.
 
     Returns:
         `Interval` with `mean` (the median), `low`, `high` and `n`; `low` and `high` are NaN with fewer than two
@@ -254,7 +244,6 @@ def crossed_interval(
             divided by their mean.
         trim: share of the prompts with the largest values that each mean leaves out, of `values` and of `over`
             separately, for heavy-tailed losses.
-        n_resamples: number of resamples of the prompts.
 
     Returns:
         `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n`, the number of seeds. With one
@@ -298,6 +287,12 @@ def prompt_counts(n_prompts: int, n_resamples: int) -> Float[np.ndarray, "resamp
     # of n resampled prompts, n - 1 are drawn: the variance of their mean is then that of the mean without bias
     drawn = np.random.default_rng(0).multinomial(max(n_prompts - 1, 1), np.full(n_prompts, 1 / n_prompts), n_resamples)
     return np.concatenate([np.ones((1, n_prompts)), drawn])
+
+
+def resample_counts(n: int, n_resamples: int, seed: int = 0) -> Float[Tensor, "resample sample"]:
+    """Return how often each of n samples is in each resample, float64."""
+    drawn = torch.randint(n, (n_resamples, n), generator=torch.Generator().manual_seed(seed))
+    return torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
 
 
 def mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: int, level: float) -> Interval:

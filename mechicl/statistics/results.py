@@ -104,9 +104,6 @@ class Result:
     def to_dataframe(self, level: float = 0.95) -> Any:
         """Return a table of the measurements, a pandas DataFrame.
 
-        Args:
-            level: confidence level of the intervals.
-
         Returns:
             If all quantities have the same leading axes, one row for each of their entries: the columns of the axes,
             and for each quantity its mean over samples, "NAME_low" and "NAME_high". Otherwise one row a sample and one
@@ -124,8 +121,7 @@ class Result:
         for place in np.ndindex(*shape):
             row: dict[str, Any] = {name: label[i] for name, label, i in zip(names, labels, place, strict=True)}
             for name, tensor in samples.items():
-                mean = self._interval(name, tensor[place], level)
-                row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
+                row |= self._interval(name, tensor[place], level).columns(name, f"{name}_")
             rows.append(row)
         return pd.DataFrame(rows, columns=None if rows else [*names, *samples])
 
@@ -203,12 +199,7 @@ class Result:
 
     @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """Return the values along an axis: those of the field with its plural name, or numbers from 0.
-
-        Args:
-            axis: name of the axis, such as "layer" (field `layers`).
-            size: length of the axis.
-        """
+        """Return the values along an axis, such as "layer": those of the field `layers`, or `size` numbers from 0."""
         values = getattr(self, f"{axis}s", None)
         if isinstance(values, Tensor):
             values = values.tolist()
@@ -226,9 +217,6 @@ class Result:
 @checked
 def load_result(path: str | Path) -> Any:
     """Read any result that was saved with `Result.save`, whatever its class.
-
-    Args:
-        path: folder of the result.
 
     Returns:
         The result, an object of the class that was saved; fields that are not stored (models, learners) have their

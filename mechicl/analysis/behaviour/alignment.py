@@ -105,12 +105,12 @@ def predictions_and_sensitivities(
             for i in range(predictions.shape[1] if predictions.requires_grad else 0)
         ]
     found = [row for row in rows if row is not None]
-    if required and len(found) < predictions.shape[1]:
-        raise ValueError(f"{name}.predict does not depend on the query")
-    if len(found) < predictions.shape[1]:
-        slopes = torch.full((*predictions.shape, prompts.x_dim), math.nan, device=predictions.device)
-    else:
+    if len(found) == predictions.shape[1]:
         slopes = torch.stack(found, dim=1).detach()
+    elif required:
+        raise ValueError(f"{name}.predict does not depend on the query")
+    else:
+        slopes = torch.full((*predictions.shape, prompts.x_dim), math.nan, device=predictions.device)
     return predictions.detach().double(), slopes.double()
 
 
@@ -140,12 +140,11 @@ def similarity_by_prefix(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
     (delta method). If one learner makes no error after n points (below 4e-6 of the targets in float32, 1e-10 in
     float64), the cosine is 0; if neither does, n is left out.
     """
-    shape = a.predictions.shape[2]
-    sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-min(shape, prompts.n_context) :]
+    n_points = min(a.predictions.shape[2], prompts.n_context)
+    sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-n_points:]
     units = []
     for trajectory in (a, b):
-        errors = _errors(trajectory, prompts)
-        errors = errors.unflatten(2, (len(sizes), -1))  # [step prompt point y]
+        errors = _errors(trajectory, prompts).unflatten(2, (n_points, -1))  # [step prompt point y]
         root = errors.square().mean((1, 3), keepdim=True).sqrt()
         none = root <= max(32 * torch.finfo(prompts.dtype).eps, 1e-10) * sizes[:, None]
         units.append((torch.where(none, 0.0, errors / root.masked_fill(none, 1.0)), ~none[:, 0, :, 0]))
@@ -163,17 +162,16 @@ def similarity_by_prefix(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
 
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
     """Cosine between two learners' induced weights for each prefix; NaN for zero weights (Fu et al. 2024, A.3.1)."""
-    units = []
+    weights = []
     for trajectory in (a, b):
         if trajectory.weights is None:
             raise ValueError(f"{trajectory.name or 'a trajectory'} has no weights: ask for with_weights=True")
-        units.append(_normed(_after_first(trajectory.weights).double().flatten(3)))
-    shapes = [trajectory.weights.shape[1:] for trajectory in (a, b) if trajectory.weights is not None]
+        weights.append(trajectory.weights)
+    shapes = [[*each.shape[1:]] for each in weights]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"weights of different prompts [prompt point x y]: {[*shapes[0]]} and {[*shapes[1]]}")
-    cosines = einsum(
-        units[0], units[1].to(units[0]), "a prompt point weight, b prompt point weight -> a b prompt point"
-    )
+        raise ValueError(f"weights of different prompts [prompt point x y]: {shapes[0]} and {shapes[1]}")
+    first, second = (_normed(_after_first(each).double().flatten(3)) for each in weights)
+    cosines = einsum(first, second.to(first), "a prompt point weight, b prompt point weight -> a b prompt point")
     return cosines.clamp(-1, 1)
 
 
@@ -235,7 +233,6 @@ def regressed_weights(
     Args:
         learner: any learner; one with steps (an `AlgorithmLearner`, `Lens`, `fit_readouts`) gives weights after each
             step, any other one once: the `step` axis has size 1.
-        prompts: prompts whose contexts are used.
         queries: inputs to predict after every prefix. Draw them from the inputs' distribution, many more of them than x
             has dimensions, as in the paper.
 
@@ -273,8 +270,9 @@ def predict_queries_one_by_one(
         predicted = []
         for query in queries:
             prefix = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
-            iterative = isinstance(learner, IterativeLearner)
-            steps = trajectory_of(learner, prefix).query() if iterative else predictions_at(learner, prefix)
-            predicted.append(steps if iterative else steps.transpose(0, 1))
+            if isinstance(learner, IterativeLearner):
+                predicted.append(trajectory_of(learner, prefix).query())
+            else:
+                predicted.append(predictions_at(learner, prefix).transpose(0, 1))
         prefixes.append(torch.stack(predicted, dim=2))
     return torch.stack(prefixes, dim=2)

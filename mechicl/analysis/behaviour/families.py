@@ -16,6 +16,7 @@ from mechicl.analysis.behaviour.table_fingerprints import TableFingerprint
 from mechicl.base.arguments import checked
 from mechicl.learners import Learner
 from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics.intervals import resample_counts
 from mechicl.statistics.results import COSINE
 
 NONE = "none of these"
@@ -37,7 +38,6 @@ class FamilyMatch(Result):
 
     Attributes:
         learner: the member; None in a result that was loaded.
-        n_fitted: how many numbers were fitted.
         squared_distances: squared distances of its predictions from the model's, `[prompt]`, averaged over the target's
             dimensions.
         sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.
@@ -81,9 +81,7 @@ def family_weights(
     rows = [torch.full_like(m.changed_distances, math.inf) if m.excluded else m.changed_distances for m in matches]
     values = torch.stack([*rows, torch.full_like(rows[0], elsewhere)]).double()
     finite, n = values.isfinite().all(1), values.shape[1]
-    drawn = torch.randint(n, (_N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-    counts = torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
-    means = values.masked_fill(~finite[:, None], 1.0) @ counts.T / n + ROUNDING
+    means = values.masked_fill(~finite[:, None], 1.0) @ resample_counts(n, _N_RESAMPLES).T / n + ROUNDING
     n_numbers = torch.tensor([*(match.n_fitted + match.n_given for match in matches), 0])
     scores = -0.5 * (evidence - price * n_numbers[:, None].double()) * means.log()
     return scores.masked_fill(~finite[:, None], -math.inf).softmax(0).mean(1)[:-1]
@@ -222,11 +220,10 @@ class Identification(Result):
                 rows.append({
                     "kind": kind, "rank": rank, "name": match.name, "fitted": match.n_fitted,
                     "sensitivity_rank": 1 + sum(other > cosines[rank - 1] for other in cosines),
-                    "distance": distance.mean, "low": distance.low, "high": distance.high,
+                    **distance.columns("distance"),
                     "changed_distance": match.changed_distances.mean().item(), "excluded": match.excluded,
                     "tied": kind == "family" and self.tied(match),
-                    "sensitivity_cosine": cosine.mean, "cosine_low": cosine.low, "cosine_high": cosine.high,
-                    "loss_over_model": ratio.mean, "loss_low": ratio.low, "loss_high": ratio.high,
+                    **cosine.columns("sensitivity_cosine", "cosine_"), **ratio.columns("loss_over_model", "loss_"),
                     "hyperparameters": ", ".join(f"{k}={v:.4g}" for k, v in match.hyperparameters.items()),
                 })  # fmt: skip
         return pd.DataFrame(rows)

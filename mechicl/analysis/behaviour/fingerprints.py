@@ -22,7 +22,6 @@ from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks import Task
-from mechicl.tasks.sampling import TokenDistribution
 
 NEARLY = 0.01
 """Relative squared violation up to which a property nearly holds."""
@@ -79,14 +78,10 @@ class Violations(Result):
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per property: its relative squared violation with a 95% interval, and whether it holds."""
-        rows = []
-        for name in self.violations:
-            value = self.violation(name)
-            rows.append({
-                "property": name, "violation": value.mean, "low": value.low, "high": value.high,
-                "holds": self.standing[name],
-            })  # fmt: skip
-        return pd.DataFrame(rows)
+        return pd.DataFrame([
+            {"property": name, **self.violation(name).columns("violation"), "holds": self.standing[name]}
+            for name in self.violations
+        ])  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +315,6 @@ def fingerprint(
         learner: anything with `predict(prompts)`.
         task: distribution of the prompts. Where targets are classes, properties of targets have no meaning.
         n_prompts: number of prompts; each property takes one to three predictions of them.
-        seed: seed of the prompts and of the changes.
 
     Raises:
         ValueError: predictions are not finite, differ between two calls, or depend on the query's own target.
@@ -329,8 +323,6 @@ def fingerprint(
         >>> print(fingerprint(AlgorithmLearner(algorithms.ols), LinearRegression()).description)
         a linear learner that applies one function to XᵀX (a spectral filter); ...
     """
-    if isinstance(task, TokenDistribution):
-        raise TypeError(f"{type(task).__name__} is a task of tokens: a fingerprint needs points")
     if task.n_context < 2:
         raise ValueError(f"properties of a context need two points or more, n_context is {task.n_context}")
     changes = Changes(task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)

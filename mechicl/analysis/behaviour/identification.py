@@ -38,7 +38,6 @@ from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learner
 from mechicl.learners.learners import named_learners, query_predictions
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
-from mechicl.tasks.sampling import TokenDistribution
 
 LIMIT_PROMPTS = 32_768  # prompts that the best learners on the task are tuned on: rare contexts decide their losses
 MUCH = 0.5  # a family that contains another must come this much nearer
@@ -104,8 +103,6 @@ def identify(
         >>> result.best.name
         'preconditioned gradient descent, 1 step'
     """
-    if isinstance(task, TokenDistribution):
-        raise TypeError(f"{type(task).__name__} is a task of tokens: take analysis.identify_on_tokens")
     if task.n_context == 0:
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
     known = references_of(task) if with_references else {}

@@ -73,10 +73,8 @@ class Regret(Result):
         rows = []
         for name, losses in self.losses.items():
             for points, loss, regret in zip(self.points, losses, self.curve(name, level), strict=True):
-                rows.append({
-                    "learner": name, "points": points, "loss": loss.mean().item(),
-                    "regret": regret.mean, "low": regret.low, "high": regret.high,
-                })  # fmt: skip
+                row = {"learner": name, "points": points, "loss": loss.mean().item()}
+                rows.append(row | regret.columns("regret"))
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -282,7 +280,6 @@ def measure_shifted_losses(
         task: the task to scale; scale 1 is the task itself.
         scales: factors on the task's own scale.
         scaled: the field of the task that is multiplied: "input_scale" (all x) or "weight_scale" (the true weights).
-        n_prompts: number of prompts at each scale.
         seed: seed of the prompts; every scale uses the same random numbers.
 
     Returns:

@@ -24,10 +24,10 @@ from mechicl.base.arguments import between, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
-from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
+from mechicl.learners.learners import bytes_per_prompt, name_of, predictions_at, trajectory_of
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, storable
-from mechicl.statistics.intervals import UNBOUNDED, percentile_interval
+from mechicl.statistics.intervals import UNBOUNDED, percentile_interval, resample_counts
 from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "normalised errors", "weights"]
@@ -44,8 +44,7 @@ class BestMatch:
         row: the step that is matched (a model's layer).
         column: the step that matches it best (an algorithm's iteration); NaN where no similarity is defined.
         similarity: their mean cosine, with a 95% interval over prompts (on the prompts that chose the step).
-        low: lower end of the best step's 95% interval, from resampled prompts.
-        high: its upper end.
+        low: lower end of the best step's 95% interval, from resampled prompts; `high` is its upper end.
         at_edge: True if it is the smallest or largest step that was tried, so that a better one may lie beyond.
     """
 
@@ -64,8 +63,7 @@ class Match(Result):
     Attributes:
         row_name: the learner whose steps are matched (a model's layers).
         column_name: the learner whose steps match them (an algorithm's iterations).
-        rows: the steps of the one, such as layers 0 to n_layers.
-        columns: the steps of the other.
+        rows: the steps of the one, such as layers 0 to n_layers; `columns` are those of the other.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points. Of normalised
             errors, terms whose mean over prompts is the mean over the numbers of points of the cosine over prompts.
     """
@@ -91,9 +89,8 @@ class Match(Result):
 
     def halves(self) -> tuple["Match", "Match"]:
         """Return the match on every other prompt and on the rest: choose on the one, measure on the other."""
-        first, second = (self.similarities[..., i::2] for i in (0, 1))
-        one = dataclasses.replace(self, similarities=first)
-        return one, dataclasses.replace(one, similarities=second)
+        first, second = (dataclasses.replace(self, similarities=self.similarities[..., i::2]) for i in (0, 1))
+        return first, second
 
     def best(self) -> list[BestMatch]:
         """Return each row's best match: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low`, `high`.
@@ -150,9 +147,7 @@ class Match(Result):
     @functools.cached_property
     def _resampled(self) -> Int[Tensor, "resample row"]:
         """Index of each row's best column on resampled prompts; one product of counts and similarities for all."""
-        n = self.similarities.shape[-1]
-        drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-        counts = torch.zeros(RESAMPLES, n).scatter_add_(1, drawn, torch.ones(RESAMPLES, n))
+        counts = resample_counts(self.similarities.shape[-1], RESAMPLES)
         return _weighted_mean(self.similarities, counts).nan_to_num(-math.inf).argmax(-1)
 
 
@@ -218,9 +213,9 @@ def match(
     for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)
         batch = prompts[place]
-        steps_a, steps_b = _on_common_points(
-            *(_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
-        )
+        steps_a, steps_b = (_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
+        if (steps_a.predictions.shape[2] == 1) != (steps_b.predictions.shape[2] == 1):  # one predicts the query alone
+            steps_a, steps_b = (each.part(slice(None), slice(-1, None)) for each in (steps_a, steps_b))
         if similarity == "errors":
             parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
         elif similarity == "weights":
@@ -228,15 +223,13 @@ def match(
         else:
             batches.append((steps_a, steps_b))
     if batches:
-        first, second = (_joined(each) for each in zip(*batches, strict=True))
+        first, second = (
+            Trajectory(each[0].steps, torch.cat([part.predictions.cpu() for part in each], dim=1), each[0].name)
+            for each in zip(*batches, strict=True)
+        )
         parts = [similarity_by_prefix(first, second, prompts).cpu()]
     names = steps_a.name or "a", steps_b.name or "b"
     return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity)
-
-
-def _joined(parts: Sequence[Trajectory]) -> Trajectory:
-    predictions = torch.cat([part.predictions.cpu() for part in parts], dim=1)
-    return Trajectory(parts[0].steps, predictions, parts[0].name)
 
 
 def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool) -> Trajectory:
@@ -247,15 +240,7 @@ def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, w
         if isinstance(learner, IterativeLearner):
             return trajectory_of(learner, prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
-        name = getattr(learner, "name", type(learner).__name__)
-        return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name, weights)
-
-
-def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
-    if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
-        return a, b
-    everything, last = slice(None), slice(-1, None)
-    return a.part(everything, last), b.part(everything, last)
+        return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name_of(learner), weights)
 
 
 @dataclass(frozen=True, eq=False)

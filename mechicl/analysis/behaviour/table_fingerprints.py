@@ -97,8 +97,6 @@ def fingerprint_on_tables(
         learner: anything with `predict(prompts)`; for classes it returns probabilities.
         task: distribution of the tables; missing cells are filled.
         n_tables: number of tables; each property takes one to three predictions of their rows.
-        n_queries: rows to predict of each table.
-        seed: seed of the tables and of the changes.
 
     Raises:
         ValueError: predictions are not finite, or depend on the label of the row to predict.

@@ -48,10 +48,7 @@ class TokenIdentification(Result):
         rows = []
         for rank, name in enumerate(self.divergences, start=1):
             divergence, gap = self.divergence(name, level), self.gap(name, level)
-            rows.append({
-                "rank": rank, "name": name, "divergence": divergence.mean, "low": divergence.low,
-                "high": divergence.high, "gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high,
-            })  # fmt: skip
+            rows.append({"rank": rank, "name": name} | divergence.columns("divergence") | gap.columns("gap", "gap_"))
         return pd.DataFrame(rows)
 
     def _named(self, name: str) -> Float[torch.Tensor, "point prompt"]:

@@ -116,8 +116,7 @@ class HypothesisTest(Result):
             effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in INTERCHANGES]
             values = [r2.mean for r2 in test.r2]
             rows.append({
-                "hypothesis": test.hypothesis,
-                "effects": effects.mean, "low": effects.low, "high": effects.high,
+                "hypothesis": test.hypothesis, **effects.columns("effects"),
                 "exchanges": by_kind[0].mean, "ablations": by_kind[1].mean,
                 "layers_covered": _layers_covered(schedule),
                 "prediction": values[0], "median_r2": float(pd.Series(values).median()),
@@ -167,7 +166,6 @@ def test_hypotheses(
         hypotheses: hypotheses with their schedules, or algorithms of `algorithms.stepwise` by name, for which schedules
             are fitted; by default the step forms of all algorithms of the library, fitted to the model
             (`fit_hypotheses`).
-        n_prompts: number of prompts to test on.
         seed: seed from which those of all prompts and sources are made.
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
 
@@ -186,9 +184,8 @@ def test_hypotheses(
     if not isinstance(hypotheses, Sequence):
         hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, progress=progress)
     names = [hypothesis.name for hypothesis in hypotheses]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two hypotheses are called {twice!r}: give each its own Hypothesis(name=...)")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two hypotheses are called {twice[0]!r}: give each its own Hypothesis(name=...)")
     prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[1])
     tests = interchange_each(model, hypotheses, prompts, sources, progress=progress)
@@ -245,12 +242,8 @@ def fit_hypotheses(
     names = ["query exchanged", "context exchanged", "context frozen"]
     names += ["query stops reading"] if has_attention(model) else []
     layers = range(1, adapter.n_layers)
-    parts = []
-    for base_part, source_part in _split(adapter, (prompts, sources)):
-        tokens = [adapter.encode(each) for each in (base_part, source_part)]
-        runs = StreamRuns(adapter, tokens[0], *(record_streams(adapter, each) for each in tokens))
-        parts.append(_intervene(runs, names, layers, adapter.n_layers))
-    predicted = torch.cat(parts, dim=2)
+    batches = _stream_runs(adapter, prompts, sources)
+    predicted = torch.cat([_intervene(runs, names, layers, adapter.n_layers) for runs in batches], dim=2)
     hypotheses = []
     for name, algorithm in progress_bar(algorithms.items(), unit="hypothesis", progress=progress, desc="schedules"):
         exact = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
@@ -294,13 +287,8 @@ def _seeds(seed: int) -> list[int]:
 def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts) -> Tensor:
     """Predictions where the query stops reading, or without hooks for that stays unchanged, after 1, 2, ... layers."""
     name = "query stops reading" if has_attention(adapter.model) else "query frozen"
-    n_layers, parts = adapter.n_layers, []
-    for (part,) in _split(adapter, (prompts,)):
-        tokens = adapter.encode(part)
-        streams = record_streams(adapter, tokens)
-        runs = StreamRuns(adapter, tokens, streams, streams)
-        parts.append(_intervene(runs, [name], range(1, n_layers + 1), n_layers)[:, 0])
-    return torch.cat(parts, dim=1)
+    layers, last = range(1, adapter.n_layers + 1), adapter.n_layers
+    return torch.cat([_intervene(runs, [name], layers, last)[:, 0] for runs in _stream_runs(adapter, prompts)], dim=1)
 
 
 @torch.no_grad()
@@ -313,9 +301,13 @@ def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool
     return prompts.n_context > 1 and not before.equal(after)
 
 
-def _split(adapter: ModelAdapter, several: Sequence[Prompts]) -> Iterator[tuple[Prompts, ...]]:
+def _stream_runs(adapter: ModelAdapter, *several: Prompts) -> Iterator[StreamRuns]:
+    """Yield the model's runs on batches of prompts, and on their sources if these are given too."""
     rows = prompts_at_once(adapter, adapter.encode(several[0][:1]), (), several[0])
-    return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
+    for batch in zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True):
+        tokens = [adapter.encode(each) for each in batch]
+        streams = [record_streams(adapter, each) for each in tokens]
+        yield StreamRuns(adapter, tokens[0], streams[0], streams[-1])
 
 
 def _intervene(

@@ -20,6 +20,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, has_scores, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.intervals import resample_counts
 from mechicl.tasks import Task
 
 N_RESAMPLES = 500
@@ -53,7 +54,6 @@ class Interchange(Result):
     reaches 0.5 on ends that are independent with mean 0.
 
     Attributes:
-        hypothesis: name of the hypothesis.
         cells: for each intervention, its name and the layers and steps before it.
         predictions: the model's predictions under each intervention, `[cell y prompt]`.
         expected: those of the algorithm under the same interventions, `[cell y prompt]`.
@@ -100,8 +100,7 @@ class Interchange(Result):
         ends = (self.sources - self.base)[chosen]
         parts = [part.square().sum(1) for part in (moved - expected, moved, expected, ends)]
         n = moved.shape[-1]
-        resamples = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-        counts = torch.stack([torch.bincount(row, minlength=n) for row in resamples]).double()
+        counts = resample_counts(n, N_RESAMPLES)
         means = [part.double().nan_to_num(MOST, MOST) @ counts.T / n for part in parts]
         values = _explained(*means)
         centre = _explained(*(part.double().nan_to_num(MOST, MOST).mean(-1, keepdim=True) for part in parts))
@@ -145,8 +144,8 @@ class Interchange(Result):
         rows = []
         for cell, r2, moved, expected in zip(self.cells, self.r2, self.moved, self.expected_moved, strict=True):
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
-            rows.append({"intervention": cell.intervention, **places, "r2": r2.mean, "low": r2.low, "high": r2.high,
-                         "moved": moved.mean, "expected_moved": expected.mean})  # fmt: skip
+            changes = {"moved": moved.mean, "expected_moved": expected.mean}
+            rows.append({"intervention": cell.intervention, **places, **r2.columns("r2"), **changes})
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -250,7 +249,8 @@ def interchange_each(
     point = prompts.n_context // 2  # the one that "point exchanged" exchanges
     for hypothesis in hypotheses:
         check_inputs(adapter, hypothesis, prompts, sources)
-    changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
+    pairs = ((prompts.xs, sources.xs), (prompts.ys, sources.ys))
+    changed = Prompts(*(values.select_scatter(others[:, point], 1, point) for values, others in pairs))
     reads, isolates = has_attention(model), has_scores(model)
     possible = [
         list(plan_interventions(each, point, prompts.n_context, stop_reading=reads, isolate=isolates))
@@ -262,11 +262,10 @@ def interchange_each(
     untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
     rows = prompts_at_once(adapter, trial, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
-    n_batches = -(-len(prompts) // rows)
+    batches = list(zip(*(each.split(rows) for each in (prompts, sources, changed)), strict=True))
     parts: list[list[list[Tensor]]] = []
-    with progress_bar(total=n_batches * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
-        for start in range(0, len(prompts), rows):
-            three = [each[start : start + rows] for each in (prompts, sources, changed)]
+    with progress_bar(total=len(batches) * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
+        for three in batches:
             tokens = [adapter.encode(each) for each in three]
             ends = [adapter.run(each).double().cpu() for each in tokens]
             check_ends(*ends[:2])
@@ -308,12 +307,6 @@ def prompts_at_once(
     return Budget().holding(adapter.bytes_of_products).rows(per_row, at_most=512)
 
 
-def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:
-    changed = values.clone()
-    changed[:, point] = others[:, point]
-    return changed
-
-
 def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts) -> None:
     """Raise ValueError for prompts and sources on which a hypothesis about a model cannot be tested."""
     if prompts.n_context == 0:
@@ -327,10 +320,15 @@ def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts
             f"the schedule of {hypothesis.name!r} ends after {hypothesis.n_layers} layers, and the model has "
             f"{n_layers}: pass Hypothesis(schedule=((0, 0), ..., ({n_layers}, {hypothesis.algorithm.n_steps})))"
         )
-    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
-        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
+    check_shapes(prompts, sources)
     if not prompts.query.xs.equal(sources.query.xs.to(prompts.query.xs)):
         raise ValueError("sources must have the prompts' queries: take sample_sources(task, prompts, seed=...)")
+
+
+def check_shapes(prompts: Prompts, sources: Prompts) -> None:
+    """Raise ValueError for a single prompt, or sources of another shape."""
+    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
+        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
 
 
 def check_ends(base: Tensor, source: Tensor) -> None:

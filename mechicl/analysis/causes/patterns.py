@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.causes.interchange import check_ends
+from mechicl.analysis.causes.interchange import check_ends, check_shapes
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
@@ -38,12 +38,11 @@ class PatternExchange(Result):
 
     def distances(self) -> dict[str, Float[Tensor, "prompt"]]:
         """Return squared distances of each prompt, exchanged "from own" and "from other", and "between" these two."""
-        pairs = {
-            "from own": self.predictions - self.own,
-            "from other": self.predictions - self.others,
-            "between": self.others - self.own,
+        return {
+            "from own": (self.predictions - self.own).square().sum(0),
+            "from other": (self.predictions - self.others).square().sum(0),
+            "between": (self.others - self.own).square().sum(0),
         }
-        return {name: difference.square().sum(0) for name, difference in pairs.items()}
 
     @property
     def from_own(self) -> Interval:
@@ -105,8 +104,7 @@ def exchange_patterns(
     """
     adapter = ModelAdapter(model)
     tokens_per_point(model)  # raises TypeError for models that do not read points
-    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
-        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
+    check_shapes(prompts, sources)
     chosen = range(adapter.n_layers) if layers is None else layers
     if not set(chosen) <= set(range(adapter.n_layers)):
         raise ValueError(f"layers must be some of 0 to {adapter.n_layers - 1}, got {list(chosen)}")
@@ -116,18 +114,16 @@ def exchange_patterns(
     recorded = sum(value.nbytes for value in adapter.record(trial, names, 1).values())
     rows = Budget().holding(adapter.bytes_of_products).rows(adapter.bytes_per_row(trial) + recorded, at_most=512)
     parts = []
-    for start in range(0, len(prompts), rows):
-        tokens, others = (adapter.encode(each[start : start + rows]) for each in (prompts, sources))
+    positions = 2 if component == "pattern" else 1  # the axis of the positions that attend
+    for each in zip(prompts.split(rows), sources.split(rows), strict=True):
+        tokens, others = map(adapter.encode, each)
         recorded_parts = adapter.record(others, names, len(others))
-        where = (slice(None), slice(None), -1) if component == "pattern" else (slice(None), -1)
-        hooks = [(name, partial(_put, values=recorded_parts[name][where], where=where)) for name in names]
+        hooks = [(name, partial(_put, values=recorded_parts[name], axis=positions)) for name in names]
         parts.append([adapter.run(tokens, hooks), adapter.run(tokens), adapter.run(others)])
     predictions, own, others = (torch.cat(each).double().cpu().T for each in zip(*parts, strict=True))
     check_ends(own.T, others.T)
     return PatternExchange(predictions, own, others)
 
 
-def _put(activation: Tensor, hook: HookPoint, values: Tensor, where: tuple[slice | int, ...]) -> Tensor:
-    changed = activation.clone()
-    changed[where] = values
-    return changed
+def _put(activation: Tensor, hook: HookPoint, values: Tensor, axis: int) -> Tensor:
+    return activation.select_scatter(values.select(axis, -1), axis, -1)

@@ -45,7 +45,6 @@ class SubspaceFit:
         iterations: number of optimizer iterations per start.
         restarts: number of random starts, in addition to directions found by regression; the best is taken.
         untrained: an untrained model of the same kind, for the control; by default a mechicl model gets new weights.
-        seed: seed of prompts, starts and controls.
     """
 
     n_fitting: Count = 256
@@ -70,12 +69,10 @@ class SubspaceSearch(Result):
     advantage: their changes are multiplied by the best-fitting factor.
 
     Attributes:
-        hypothesis: name of the hypothesis.
         variables: the variables, exchanged together.
         place: "query" or "context": the tokens whose streams are exchanged.
         layers: numbers of layers before the exchange.
         steps: for each, the number of the algorithm's steps before it.
-        dims: numbers of dimensions of the subspaces.
         searches: "model"; the controls "random targets" (each prompt's are those of another) and "untrained model".
         errors: `|Δmodel - Δhypothesis|²` of the subspaces, `[search layer dim prompt]`.
         rest_errors: the same for the rests.
@@ -143,8 +140,7 @@ class SubspaceSearch(Result):
             for j, (r2, rest) in enumerate(zip(*self.curves(s, i), strict=True)):
                 rows.append({
                     "search": self.searches[s], "layer": self.layers[i], "step": self.steps[i], "dim": self.dims[j],
-                    "r2": r2.mean, "low": r2.low, "high": r2.high,
-                    "rest_r2": rest.mean, "rest_low": rest.low, "rest_high": rest.high,
+                    **r2.columns("r2"), **rest.columns("rest_r2", "rest_"),
                     "fitted_r2": self.fitted_r2[s, i, j].item(),
                 })  # fmt: skip
         return pd.DataFrame(rows)

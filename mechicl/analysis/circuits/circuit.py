@@ -147,7 +147,6 @@ class Circuit(Result):
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
         edges: connections of the circuit, from the embedding to the output.
-        metric: name of the metric.
         method: replacement of ablated parts' writes and cut edges' values, such as "zero"; see `find_circuit`.
         full: the metric of the whole model, `[prompt]`.
         ablated: with all edges cut, `[prompt]`.
@@ -263,7 +262,7 @@ class Circuit(Result):
 
         def measured(part: Node | Edge) -> dict[str, float]:
             mean = effects.get(part)
-            return {} if mean is None else {"effect": mean.mean, "low": mean.low, "high": mean.high}
+            return {} if mean is None else mean.columns("effect")
 
         graph = networkx.MultiDiGraph(metric=self.metric, method=self.method)
         graph.add_node(str(EMBEDDING), kind="embedding", layer=-1)

@@ -35,7 +35,6 @@ class CircuitCurve(Result):
         fractions: shares of the model's edges that a circuit may have.
         counts: the same as numbers of edges.
         n_kept: by name of the scores, the number of these edges on a path from the embedding to the output.
-        metric: name of the metric.
         method: replacement of a cut edge's value, such as "zero".
         full: the metric of the whole model, `[prompt]`.
         ablated: with every edge cut, `[prompt]`.
@@ -125,7 +124,6 @@ class Ranked:
         absolute: rank edges by the size of their scores, as the benchmark MIB does for `cmd`. False: first the edges
             whose cut changes the metric most in the direction of cutting all edges, as MIB does for `cpr`.
         only_paths: drop chosen edges on no path of chosen edges from the embedding to the output.
-        seed: seed of the random rankings.
     """
 
     fractions: tuple[float, ...] = FRACTIONS

@@ -38,7 +38,6 @@ def measure_circuit(
     Args:
         model: the model that the circuit was found in.
         circuit: the circuit to measure, from `find_circuit`.
-        prompts: the new prompts.
         metrics: as for `find_circuit`, like `at`.
         reference: prompts that replacements of cut edges come from, by default the new prompts. Edges are replaced by
             the method of the circuit's search, or by zeros if that was "any".
@@ -75,9 +74,8 @@ def measure_edges(
     """Measure the circuit of these edges; a node is ablated by cutting its edges. Effects are optional (else NaN)."""
     graph = problem.graph
     edges = [edge for edge, keep in zip(graph.edges, kept.tolist(), strict=True) if keep]
-    ends = {node for edge in edges for node in (edge.sender, *sole_reader(graph.parts.adapter.model, edge))} - {
-        EMBEDDING
-    }
+    model = graph.parts.adapter.model
+    ends = {node for edge in edges for node in (edge.sender, *sole_reader(model, edge))} - {EMBEDDING}
     nodes = [node for node in graph.nodes if node in ends]
     everything = torch.ones_like(kept)
 

@@ -33,7 +33,6 @@ class EdgeScores(Result):
         edges: all edges of the model, by receiver in order of computation.
         scores: the metric with the edge cut minus that of the full model, `[edge prompt]`. Without a metric, for the
             outputs themselves, they have no sign.
-        metric: name of the metric.
         scoring: "eap-ig" or "mask-ig".
         method: replacement of a cut edge's value, such as "zero".
     """
@@ -66,10 +65,9 @@ class EdgeScores(Result):
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Make a table of the edges, strongest first: the mean score with its interval over prompts."""
-        means = [interval(score, level, within=UNBOUNDED) for score in self.scores]
-        rows = [(str(edge), mean.mean, mean.low, mean.high) for edge, mean in zip(self.edges, means, strict=True)]
-        frame = pd.DataFrame(rows, columns=["edge", "score", "low", "high"])
-        return frame.reindex(frame["score"].abs().sort_values(ascending=False, kind="stable").index)
+        means = [interval(score, level, within=UNBOUNDED).columns("score") for score in self.scores]
+        rows = [{"edge": str(edge), **mean} for edge, mean in zip(self.edges, means, strict=True)]
+        return pd.DataFrame(rows).sort_values("score", key=abs, ascending=False, kind="stable")
 
     def __str__(self) -> str:
         order, tie = largest(self.sizes(), 5)

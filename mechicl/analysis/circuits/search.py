@@ -94,12 +94,12 @@ def find_circuit(
                 if search != "exact":
                     raise
                 sizes = torch.ones(len(problem.graph.edges))
-            kept = None
-            if search != "exact" or problem.objective.metric is not None:
-                kept = keep_strongest(problem, sizes, tolerance)
             if search == "exact":
-                kept = cut_exactly(problem, sizes, tolerance, candidates=kept)
-        assert kept is not None
+                has_metric = problem.objective.metric is not None
+                candidates = keep_strongest(problem, sizes, tolerance) if has_metric else None
+                kept = cut_exactly(problem, sizes, tolerance, candidates=candidates)
+            else:
+                kept = keep_strongest(problem, sizes, tolerance)
         return measure_edges(problem, kept, effects=effects)
 
 

@@ -48,9 +48,7 @@ from mechicl.tasks import AnyTask
 from mechicl.training.data import examples
 from mechicl.training.ensemble import Ensemble
 
-TARGET_ACCEPTANCE = (
-    0.9  # above the optimum for Gaussians, 0.57: chains on quartic losses would stay too near the centre
-)
+TARGET_ACCEPTANCE = 0.9  # with 0.57, the optimum for Gaussians, chains on quartic losses stay too near the centre
 UNCORRECTED = 0.1  # times d^(1/3), at most 1: step size without that rule, as a share of the one with that acceptance
 N_TRACE = 100  # stored points of each chain
 LEAST_ACCEPTED, LARGEST_DRIFT, LARGEST_SPREAD, COLD, HOT = 0.3, 0.1, 1.1, 0.8, 1.2

@@ -71,9 +71,8 @@ def fit_strategy_odds(
         held_out: pool sizes that are predicted and not fitted.
 
     Returns:
-        A `StrategyOdds` with entries for "loss and complexity", "logistic" and "constant": `scores` `[seed]`, the mean
-        Kullback-Leibler divergence of the predicted from the given shares on held-out sizes, in nats (0 is best);
-        `parameters`, for the first `(log g, α, log k, β)`; `predicted`, the shares at all sizes and steps.
+        A `StrategyOdds` with entries for "loss and complexity", "logistic" and "constant": `scores` `[seed]`, errors on
+        held-out sizes in nats (0 is best); `parameters`; `predicted`, the shares at all sizes and steps.
 
     Raises:
         ValueError: sizes that do not fit together, shares outside 0 to 1, fewer than two sizes or steps to fit, or no
@@ -105,7 +104,7 @@ def fit_strategy_odds(
     if sizes < 2 or times < 2:
         raise ValueError("shares must have values at two or more fitted pool sizes and steps, or the law's powers are "
                          f"arbitrary; got {sizes} sizes and {times} steps")  # fmt: skip
-    conditions = _conditions(pool_sizes, steps, loss_gaps)
+    conditions = np.log(pool_sizes)[:, None], np.log(steps)[None], np.array(loss_gaps)[:, None]
     counts, sums = fitted.sum(-1), np.where(fitted, measured, 0).sum(-1)
     parameters, predictions, scores = {}, {}, ({}, {})
     options: Any = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 1000}
@@ -128,12 +127,6 @@ def fit_strategy_odds(
             total = np.where(mask, divergence, 0).sum((0, 1)) / np.where(mask.any((0, 1)), mask.sum((0, 1)), np.nan)
             part[name] = torch.from_numpy(total)
     return StrategyOdds(parameters, *scores, predictions)
-
-
-def _conditions(pool_sizes: Any, steps: Any, loss_gaps: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return log D `[pool_size 1]`, log N `[1 step]` and the gaps `[pool_size 1]`."""
-    sizes, numbers, gaps = (np.asarray(each, dtype=float) for each in (pool_sizes, steps, loss_gaps))
-    return np.log(sizes)[:, None], np.log(numbers)[None], gaps[:, None]
 
 
 def _loss_and_complexity(p: np.ndarray, log_size: np.ndarray, log_step: np.ndarray, gap: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from mechicl.learners.token_learners import as_token_learner, named_token_learne
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import Interval, Result
-from mechicl.statistics.intervals import UNBOUNDED, interval, student_t_quantile
+from mechicl.statistics.intervals import UNBOUNDED, interval, resample_counts, student_t_quantile
 from mechicl.statistics.results import SHARE, index_of
 
 MOST_STRATEGIES = 8  # the solver tries every subset of them
@@ -38,7 +38,6 @@ class StrategyTracking(Result):
 
     Attributes:
         steps: training steps of the snapshots.
-        learners: names of the strategies.
         weights: weight of each strategy in the nearest mixture; they sum to 1 over strategies.
         residual: squared difference between the model and this mixture: 0 for an exact mixture, about 1 for a constant.
         distances: squared difference between the model and each strategy.
@@ -94,11 +93,10 @@ class StrategyTracking(Result):
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return a row for each snapshot: means over seeds with the ends of their intervals, and the verdict."""
-        frame = pd.DataFrame({"step": self.steps})
+        parts = [pd.DataFrame({"step": self.steps})]
         for name in (*self.learners, "residual"):
-            ends = [(each.mean, each.low, each.high) for each in self.curve(name, level)]
-            frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = zip(*ends, strict=True)
-        return frame.assign(verdict=self.verdicts)
+            parts.append(pd.DataFrame([each.columns(name, f"{name}_") for each in self.curve(name, level)]))
+        return pd.concat(parts, axis=1).assign(verdict=self.verdicts)
 
     def _lines(self) -> list[tuple[str, str]]:
         shown = self.to_dataframe()[["step", *self.learners, "residual", "verdict"]]
@@ -137,7 +135,6 @@ def track_strategies(
         at: for prompts of points: "query" for the last point, "points" for every prefix.
         threshold: residual above which the verdict is "none of these". A strategy with less in `left_out` would not be
             missed if it were left out.
-        n_resamples: number of resamples of the prompts, for intervals.
 
     Returns:
         A `StrategyTracking`: `weights`, `residual`, ...; `curve(name)` has intervals over seeds and prompts, and
@@ -192,9 +189,8 @@ def track_strategies(
 
     size = (len(steps), len(rows[0]))
     fitted = fit(torch.full((len(prompts),), 1 / len(prompts), dtype=torch.float64)).unflatten(1, size)
-    drawn = torch.randint(len(prompts), (n_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
-    counts = [torch.bincount(row, minlength=len(prompts)).double() / len(prompts) for row in drawn]
-    errors = torch.stack([fit(each).unflatten(1, size).mean(-1) for each in counts]).std(0)
+    shares = resample_counts(len(prompts), n_resamples, seed) / len(prompts)
+    errors = torch.stack([fit(each).unflatten(1, size).mean(-1) for each in shares]).std(0)
     gram = moments.mean(0)[:, :n]
     kept = [[j for j in range(n) if j != i] for i in range(n)] if n > 1 else []
     alone = [nearest_mixture(gram[o][:, o], gram[o, i, None], gram[i, i])[1].item() for i, o in enumerate(kept)]

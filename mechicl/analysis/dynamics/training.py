@@ -158,7 +158,6 @@ def score_heads_over_training(
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models (see `measure_over_training`).
         names: names of scores, defined in `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
-        n_prompts: number of sequences to draw.
 
     Returns:
         `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.
@@ -168,10 +167,8 @@ def score_heads_over_training(
         torch.Size([6, 3])
     """
 
-    options: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "progress": False}
-
     def measure(model: Any) -> list[float]:
-        scores = score_heads(model, prompts=prompts, **options)
+        scores = score_heads(model, prompts=prompts, n_prompts=n_prompts, seed=seed, progress=False)
         return [scores.mean(name).max().item() for name in names]
 
     steps, rows = measure_snapshots(checkpoint, measure, progress)

@@ -93,7 +93,7 @@ def search_tuning(
 
     Returns:
         A `TuningSearch`: `best`, the `FineTuning` settings with the best learning rate and epochs; `score` and `loss`
-        `[learning_rate epoch query]`, NaN where training diverged; `at_edge`, True if the best lies on the border.
+        `[learning_rate epoch query]`; `at_edge`, True if the best lies on the border.
 
     Raises:
         FineTuningDivergedError: all learning rates are too high.

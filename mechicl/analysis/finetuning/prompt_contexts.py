@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -78,31 +79,21 @@ def search_on_prompts(
         epochs: numbers of epochs (passes over the context) to try.
 
     Returns:
-        A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
-        epoch query]`, the squared error of each prompt's query, and `score`, minus that.
+        A `TuningSearch`, as of `search_tuning`: `best`, the `FineTuning` settings with the least mean squared error.
 
     Example:
         >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
     """
-    searches = [
-        search_tuning(
-            model, prompt_shots(model, prompt), tuning, learning_rates=learning_rates, epochs=epochs,
-            progress=False,
-        )
-        for prompt in progress_bar(prompts.split(1), unit="prompt", progress=progress)
-    ]  # fmt: skip
+    search = partial(search_tuning, model, tuning=tuning, learning_rates=learning_rates, epochs=epochs, progress=False)
+    bar = progress_bar(prompts.split(1), unit="prompt", progress=progress)
+    searches = [search(prompt_shots(model, prompt)) for prompt in bar]
     score, loss = (torch.cat([getattr(search, name) for search in searches], dim=-1) for name in ("score", "loss"))
     return dataclasses.replace(searches[0], score=score, loss=loss)
 
 
 @checked(locks=True)
 def compare_on_prompts(
-    model: HookedTransformer,
-    prompts: Prompts,
-    tuning: FineTuning,
-    *,
-    seed: int = 0,
-    progress: bool | None = None,
+    model: HookedTransformer, prompts: Prompts, tuning: FineTuning, *, seed: int = 0, progress: bool | None = None
 ) -> FineTuningComparison:
     """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 

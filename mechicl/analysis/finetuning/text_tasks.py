@@ -154,10 +154,8 @@ def study_task(
     settings, searches, comparisons = tuning or FineTuning(), {}, {}
     before = BeforeFineTuning(model, shots, seed=seed, progress=progress)
     for method in methods:
-        searches[method] = search_tuning(
-            model, held_out, replace(settings, method=method), progress=progress,
-            **(search or {}),
-        )  # fmt: skip
+        by_method = replace(settings, method=method)
+        searches[method] = search_tuning(model, held_out, by_method, progress=progress, **(search or {}))
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     return TaskStudy(texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons)
 

@@ -82,15 +82,6 @@ def _eigenvalue_score(product: FactoredMatrix) -> Float[Tensor, "*batch"]:
     return values.real.sum(-1) / size.masked_fill(size == 0, 1)
 
 
-def _prefix_matching(
-    W_V: Tensor, W_O: Tensor, W_Q: Tensor, W_K: Tensor, inner: Float[Tensor, "d_model d_model"]
-) -> Float[Tensor, "*batch"]:
-    """`inner` is `W_Eᵀ W_E`: moving W_E cyclically to the other end keeps all eigenvalues that are not 0."""
-    read = einsum(W_V, inner, W_Q, "... model moved, model query, ... query score -> ... moved score")
-    brought = einsum(W_O, W_K, "... moved model, ... model score -> ... moved score")
-    return _eigenvalue_score(FactoredMatrix(read, brought.mT))
-
-
 def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
     """Scores of weights in `score_heads`: `copying` if outputs have the same vocabulary, and `prefix_matching`."""
     weights, W_E, W_U = _head_weights(model), model.W_E, model.W_U.mT
@@ -100,13 +91,16 @@ def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
             _over_vocabulary(W_U, W_E), weights.V, "out model, layer head model moved -> layer head out moved"
         )
         scores["copying"] = _eigenvalue_score(FactoredMatrix(read, weights.O))
-    inner = _over_vocabulary(W_E, W_E)
+    inner = _over_vocabulary(W_E, W_E)  # moving W_E cyclically to the other end keeps all eigenvalues that are not 0
     compositions = _compositions(weights, "K", None)
     matching = torch.zeros(weights.heads, dtype=torch.float64)
     for layer in range(1, len(matching)):
         strongest = compositions[:layer, :, layer].flatten(0, 1).argmax(0)  # of all earlier heads, for each head
         W_V, W_O = (part[:layer].flatten(0, 1)[strongest] for part in (weights.V, weights.O))
-        matching[layer] = _prefix_matching(W_V, W_O, weights.Q[layer], weights.K[layer], inner)
+        W_Q, W_K = weights.Q[layer], weights.K[layer]
+        read = einsum(W_V, inner, W_Q, "... model moved, model query, ... query score -> ... moved score")
+        brought = einsum(W_O, W_K, "... moved model, ... model score -> ... moved score")
+        matching[layer] = _eigenvalue_score(FactoredMatrix(read, brought.mT))
     return {**scores, "prefix_matching": matching}
 
 

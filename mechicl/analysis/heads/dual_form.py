@@ -62,7 +62,6 @@ def read_dual_form(
             leaves out softmax and other functions of scores, so it is exact for linear attention only
             (`relative_error`). Damping and the 1/n of `TransformerConfig.normalize_by_context` are part of the weights.
         prompts: prompts of points, or token ids `[prompt pos]`.
-        layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
             positions form the query, which may have several tokens. By default all but the last one.
 

@@ -61,7 +61,6 @@ def measure_target_copying(
     Args:
         model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, and vice versa.
-        layer: number of the layer.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 

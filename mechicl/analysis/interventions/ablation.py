@@ -29,7 +29,6 @@ class Replacement:
         reference: for "mean" the prompts to average over, by default those of the analysis. Its 95% intervals treat
             this mean as exact: with fewer than about 200 prompts, give a reference. For "resample" the prompts to take
             activations from, one for each; by default the same ones shuffled.
-        seed: seed of the shuffling and of mixtures.
 
     Example:
         >>> ablate(model, prompts[:32], method=Replacement("mean", reference=prompts)).effect().shape

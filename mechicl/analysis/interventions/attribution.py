@@ -158,7 +158,6 @@ def correlate_effects(estimate: InterventionSweep, real: InterventionSweep, leve
     Args:
         estimate: the estimates, from `attribute`.
         real: the sweep of `patch` over the same cells.
-        level: confidence level of the interval.
 
     Returns:
         The mean over prompts of each prompt's correlation, between -1 and 1, with its interval over prompts. Prompts on

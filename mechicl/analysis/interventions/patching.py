@@ -76,10 +76,7 @@ def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes 
     recorded = activations[hook_name(component, layers[0])].shape
     if not has_axes_of(component, recorded):
         raise ValueError(f"the model has no hook for {component!r}: it is a component of models of tables")
-    sizes = {
-        "layer": adapter.n_layers,
-        **dict(zip(axes_of(component), recorded[1:], strict=False)),
-    }  # features come last
+    sizes = dict(zip(known, (adapter.n_layers, *recorded[1:]), strict=False))  # features come last
     n_bytes = sum(activation.nbytes for activation in activations.values())
     grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes), n_bytes)
     check_edits(adapter, tokens, grid.hook_names)

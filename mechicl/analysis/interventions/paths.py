@@ -53,9 +53,8 @@ def patch_paths(
             of `patch`.
 
     Returns:
-        A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric
-        by each path, patched minus unpatched, `[*axes prompt]`, and 0 where B's layer is not after A's; `recovered()`
-        is the share of the difference between both runs, `[*axes]`.
+        A sweep, as of `patch`, over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is 0 where
+        B's layer is not after A's.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -1,6 +1,6 @@
 """Many interventions in few passes: runs share batches, and each starts at the layer where it begins to differ."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -133,16 +133,10 @@ def _run_each(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield cells and their predictions: from their first position on, where keys and values are cached; or whole."""
-
-    def first_of(index: int) -> int:
-        return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
-
-    def span(index: int) -> tuple[int, int]:
-        return _span(cells, index) if adapter.is_transformer else (0, adapter.n_layers)  # other models run all layers
-
+    firsts = [min((-1 if site.pos is None else site.pos for site in cell), default=-1) for cell in cells]
+    spans = _spans(cells) if adapter.is_transformer else [(0, adapter.n_layers)] * len(cells)  # others run all layers
     whole: list[int] = []
-    for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
-        members = list(group)
+    for first, members in _grouped(range(len(cells)), firsts):
         suffix = None
         if len(members) > 1:
             suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size)
@@ -150,8 +144,7 @@ def _run_each(
             whole += members
             continue
         later = {name: value[:, first:] for name, value in values.items()}
-        for layers, in_span in groupby(sorted(members, key=span), key=span):
-            batch = list(in_span)
+        for layers, batch in _grouped(members, spans):
             for start in range(0, len(batch), suffix.copies):
                 together = batch[start : start + suffix.copies]
                 shifted = [tuple(replace(site, pos=(site.pos or 0) - first) for site in cells[i]) for i in together]
@@ -164,9 +157,16 @@ def _run_each(
     yield from ((whole[i], predicted) for i, predicted in run(adapter, baseline, rest, values))
 
 
-def _span(cells: Sequence[Sites], index: int) -> tuple[int, int]:
-    layers = [site.layer for site in cells[index]]
-    return min(layers), max(layers)
+def _grouped(indices: Iterable[int], keys: Sequence[Any]) -> Iterator[tuple[Any, list[int]]]:
+    """Yield each key with its indices, in the order of keys."""
+    for key, group in groupby(sorted(indices, key=keys.__getitem__), key=keys.__getitem__):
+        yield key, list(group)
+
+
+def _spans(cells: Sequence[Sites]) -> list[tuple[int, int]]:
+    """The first and last layer of each cell."""
+    layers = [[site.layer for site in cell] for cell in cells]
+    return [(min(each), max(each)) for each in layers]
 
 
 def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:
@@ -190,9 +190,8 @@ def _run_any_cells(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield cells and their predictions; cells with the same first and last layer share batches."""
-    n_prompts, span = len(baseline), partial(_span, cells)
-    for (layer, last_hooked), group in groupby(sorted(range(len(cells)), key=span), key=span):
-        members = list(group)
+    n_prompts = len(baseline)
+    for (layer, last_hooked), members in _grouped(range(len(cells)), _spans(cells)):
         batch_size, tokens = baseline.batch_size, baseline.tokens
         from_here = baseline.streams[layer] if adapter.ours else tokens
         if adapter.has_user_hooks():  # one may treat prompts by their place in the batch
@@ -276,22 +275,14 @@ def _run_local_cells(
     position's own row; later layers compute the rows from that position on.
     """
     n_prompts, batch_size = len(baseline), baseline.batch_size
-
-    def layer_of(index: int) -> int:
-        return cells[index][0].layer
-
-    def position(index: int) -> int:
-        return position_of(cells[index][0]) or 0
-
-    for layer, in_layer in groupby(sorted(range(len(cells)), key=layer_of), key=layer_of):
-        members = list(in_layer)
+    positions = [position_of(site) for (site,) in cells]
+    for layer, members in _grouped(range(len(cells)), [site.layer for (site,) in cells]):
         component = cells[members[0]][0].component
         after: dict[int | None, Tensor] = {}
         for head in {cells[i][0].head for i in members}:
             after[head] = _patched_layer(adapter, baseline, Site(component, layer, head=head), values)
         following = layer + (component != "resid_pre")
-        for pos, at_position in groupby(sorted(members, key=position), key=position):
-            here = list(at_position)
+        for pos, here in _grouped(members, positions):
             changed = torch.cat([after[cells[i][0].head][:, pos] for i in here])  # [cell * prompt, d_model]
             prompts = torch.arange(len(changed), device=changed.device).remainder(n_prompts)
             parts = [

@@ -51,9 +51,7 @@ class SessionResult(Result):
     """The query's prediction `[y]`, or logits at the last position `[vocab]`, and a metric of it, in three runs.
 
     Attributes:
-        prediction: prediction of the corrupted run with the patches.
-        clean_prediction: prediction of the clean run.
-        corrupted_prediction: prediction of the corrupted run without patches.
+        prediction: prediction of the corrupted run with the patches; `corrupted_prediction` is that without them.
         metric: metric of `prediction`; `clean_metric` and `corrupted_metric` are those of the other two.
     """
 

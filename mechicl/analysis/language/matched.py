@@ -62,7 +62,6 @@ def ablate_matched(
         reference: prompts with as many tokens, from which the task cannot be learned, such as those with shuffled
             labels. Means over prompts of the task itself would contain the task, so that nothing is lost.
         exclude: heads that are neither ablated nor drawn at random, for example those of another kind.
-        n_random: number of random sets.
 
     Returns:
         Probabilities of the right answer's token: `intact` `[prompt]`, `ablated` without the heads `[prompt]`, and

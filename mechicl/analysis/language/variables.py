@@ -78,10 +78,7 @@ class VariableAlignment(Result):
     token with the largest logit among the outputs of the causal model.
 
     Attributes:
-        variable: name of the variable.
         layers: layers whose streams were searched.
-        pos: position of the exchange.
-        rank: dimension of the subspace.
         accuracy: 1 where the model's answer is that of the causal model after the exchange, else 0.
         controls: the same for "random targets" (subspaces fitted to random outputs for each pair, judged by such
             outputs), in an "untrained" model if there is one, and for an exchange of the "whole stream".
@@ -107,11 +104,8 @@ class AlignmentFit:
         rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
             `k - 1`.
         n_pairs: pairs for the fit, and for the test.
-        epochs: passes over the pairs.
-        learning_rate: learning rate of Adam.
         untrained: untrained model of the same kind, for the control; by default made from a `HookedTransformer`'s
             config.
-        seed: seed of the pairs, the fit and the controls.
     """
 
     rank: Count = 1
@@ -151,7 +145,6 @@ def align_variables(
         causal: `CausalModel(variables, output)` of the task: for each variable a function of a prompt's ids, and a
             function of their values that returns the answer's token id, which should be the model's own on `ids`. The
             model's answer is read at the last position, or at `CausalModel(..., read=pos)`.
-        variable: name of the variable to exchange.
         ids: prompts of one length, at least four different ones; repeated ones are used once.
         pos: position of the exchange; by default the last.
         layers: layers to search; all by default.

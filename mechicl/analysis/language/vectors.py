@@ -40,7 +40,6 @@ class FunctionVector(Result):
     of them.
 
     Attributes:
-        task: name of the task.
         heads: heads whose mean outputs are summed, (layer, head), strongest first.
         vector: the sum of what they add to the residual stream, `[d_model]`.
         indirect_effects: gain in probability on prompts with shuffled labels, when one head's output at the last
@@ -87,7 +86,6 @@ def function_vectors(
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
         task: a task of `mechicl.text`, or its name.
-        n_heads: number of heads in the vector.
         n_shots: demonstrations per prompt.
         n_prompts: number of prompts with shuffled labels, and of zero-shot prompts.
         n_clean: number of prompts with true labels that the means are taken over.

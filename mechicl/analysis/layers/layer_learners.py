@@ -56,6 +56,9 @@ class LayerLearner(ABC):
     model: LayeredModel
     name: str = "layer"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @abstractmethod
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
@@ -64,12 +67,10 @@ class LayerLearner(ABC):
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Predict after each layer, on the model's device.
+        """Predict after each layer, on the model's device: steps 0 to n_layers.
 
-        Returns:
-            A `Trajectory`: `steps` 0 .. n_layers, `predictions` `[step prompt point y]`, point t from those before it
-            (the query alone where the model gives only that), and `with_weights` the derivatives of each prediction
-            with respect to its query, the context fixed: `weights` `[step prompt point x y]`.
+        Point t is predicted from those before it. With weights, these are the derivatives of each prediction with
+        respect to its query, the context fixed, `[step prompt point x y]`.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -96,14 +97,10 @@ class LayerLearner(ABC):
 
     @checked
     def errors(self, prompts: Prompts, *, at: PointsAt = "query") -> LayerErrors:
-        """Measure squared errors of the predictions after each layer, on (held-out) prompts.
+        """Measure squared errors `[layer point prompt]` of the predictions after each layer, on (held-out) prompts.
 
         Args:
             at: "query" for the last point only, "points" for every point, predicted from those before it.
-
-        Returns:
-            A `LayerErrors`: `squared_errors` `[layer point prompt]`; `by_layer()`, means with 95% intervals over
-            prompts.
         """
         if at == "query" or prediction_rows(self.model, prompts) == "points":
             return LayerErrors.of(self.trajectory(prompts), prompts, at=at)
@@ -211,9 +208,6 @@ class Lens(LayerLearner):
 
     model: LayeredModel
     name: str = "layer (lens)"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def read(

@@ -7,7 +7,6 @@ import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import Budget
@@ -68,10 +67,6 @@ def logit_lens(
             `at="positions"`; by default the tokens with the model's largest logits.
         at: "query" for the last position, "positions" for all.
 
-    Returns:
-        A `LogitLens`: `logits` `[layer prompt vocab]` (or `[layer prompt pos vocab]`), and `log_probabilities`, `ranks`
-        and `divergences` `[layer prompt]`.
-
     Raises:
         ValueError: a model without a stream, a bridge that ignores edits of its last stream, or answers of another
             shape.
@@ -82,8 +77,8 @@ def logit_lens(
     """
     adapter = ModelAdapter(model, at)
     ids = adapter.encode(tokens)
-    last = get_act_name("resid_post", adapter.n_layers - 1)
-    names = [*(get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)), last]
+    names = [*adapter.stream_names().values()]
+    last = names[-1]
     check_edits(adapter, ids, [last])
     outputs = adapter.run(ids[:1])
     if answers is not None and answers.shape != (len(ids), *outputs.shape[1:-1]):
@@ -169,10 +164,6 @@ def direct_logit_attribution(
         prompts: token ids `[prompt pos]`, without padding; or prompts, for a model of points.
         answers: id of the token whose logit is split, `[prompt]`; for a model of points, the output's index.
         wrong: id of the token whose logit is subtracted, `[prompt]`.
-
-    Returns:
-        A `LogitAttribution`: `contributions` `[component prompt]`, `logits` and the `errors` of the sum `[prompt]`;
-        `strongest(n)` names the components with the largest means, `to_dataframe()` has a row for each component.
 
     Raises:
         ValueError: a model whose stream is not the sum of its parts' outputs, or whose logits are not the sum of the

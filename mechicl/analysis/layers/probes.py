@@ -158,9 +158,8 @@ class ProbeResult(Result):
             layer, position, best = self.best(name)
             control = self.control()[i, layer, position].item()
             place = f"after layer {layer - 1}" if layer else "of the embedding"
-            lines.append(
-                (name, f"R² {best} in the stream {place} at {self.positions[position]} (control {control:.3g})")
-            )
+            where = f"in the stream {place} at {self.positions[position]}"
+            lines.append((name, f"R² {best} {where} (control {control:.3g})"))
         return lines
 
     def _explained(self, errors: Tensor) -> Tensor:
@@ -198,8 +197,7 @@ def probe(
 
     Returns:
         A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe),
-        `control()` that of the control task. `best(quantity)` returns the layer and position with the largest R², and
-        the R² with a 95% interval over prompts. `to_dataframe()` has all of them.
+        `control()` that of the control task; `best(quantity)` returns the place with the largest R².
 
     Example:
         >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
@@ -141,9 +141,6 @@ class Readouts(LayerLearner):
     shared: bool = False
     name: str = "layer"
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @checked
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"]
@@ -161,11 +158,7 @@ class Readouts(LayerLearner):
 
 @checked
 def fit_readouts(
-    model: LayeredModel,
-    prompts: Prompts,
-    *,
-    shared: bool = False,
-    progress: bool | None = None,
+    model: LayeredModel, prompts: Prompts, *, shared: bool = False, progress: bool | None = None
 ) -> Readouts:
     """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
 
@@ -195,8 +188,6 @@ def fit_each(
     model: LayeredModel, prompts: Prompts, numbers: Mapping[bool, int], progress: bool | None = None
 ) -> list[Readouts]:
     """Fit readouts, by whether points share them, each on the first prompts of a number; the model runs once."""
-    if min(numbers.values()) < FOLDS:
-        raise ValueError(f"{FOLDS}-fold cross-validation of {min(numbers.values())} prompts: give more prompts")
     sums = {shared: RidgeSums() for shared in numbers}
     n_layers, _, n_points, width = _read_streams(model, prompts[:1])[0].shape
     sites = [(n_layers,) if shared else (n_layers, n_points) for shared in numbers]

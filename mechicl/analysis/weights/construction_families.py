@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import constructions
-from mechicl.analysis.weights.products import WeightProducts, concatenate, read_weight_products, replace_products
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 
@@ -57,9 +57,7 @@ class ConstructionFamily:
 
 def combine(base: WeightProducts, parameters: Float[Tensor, "parameter"], basis: WeightProducts) -> WeightProducts:
     """Compute `base + Σ_p parameters[p] basis[p]`."""
-    W_KQ = base.W_KQ + torch.einsum("p,plhij->lhij", parameters, basis.W_KQ)
-    W_PV = base.W_PV + torch.einsum("p,plhij->lhij", parameters, basis.W_PV)
-    return dataclasses.replace(base, W_KQ=W_KQ, W_PV=W_PV)
+    return base.map(lambda start, slopes: start + torch.einsum("p,plhij->lhij", parameters, slopes), basis)
 
 
 def family_for(name: FamilyName, cfg: TransformerConfig) -> ConstructionFamily:
@@ -92,11 +90,7 @@ def family_for(name: FamilyName, cfg: TransformerConfig) -> ConstructionFamily:
             moved = {k: value.clone() for k, value in origin.items()}
             moved[key][place] += 1
             shifted.append(_in_architecture(_construct(kind, sizes, moved), cfg))
-    basis = dataclasses.replace(
-        at_origin,
-        W_KQ=torch.stack([products.W_KQ - at_origin.W_KQ for products in shifted]),
-        W_PV=torch.stack([products.W_PV - at_origin.W_PV for products in shifted]),
-    )
+    basis = at_origin.map(lambda start, *moved: torch.stack(moved) - start, *shifted)
     start = torch.cat([value.flatten() for value in origin.values()])
     return ConstructionFamily(name, shapes, _template(made, cfg), combine(at_origin, -start, basis), basis)
 
@@ -185,12 +179,15 @@ def project_weights(family: ConstructionFamily, model: HookedTransformer) -> Pro
 
         # heads may share a step differently in each layer, so the nearest is found layer by layer
         layers = [slice(i, i + 1) for i in range(n_layers)]
-        by_head = [concatenate([nearest_in(layer, head) for layer in layers], axis=0) for head in heads]
-        nearest = concatenate(by_head, axis=1)
+        by_head = [_joined([nearest_in(layer, head) for layer in layers], axis=0) for head in heads]
+        nearest = _joined(by_head, axis=1)
     pairs = ((products.W_KQ, nearest.W_KQ), (products.W_PV, nearest.W_PV))
-    norms = [((a - b).flatten(2).norm(dim=-1), b.flatten(2).norm(dim=-1).clamp(min=1e-300)) for a, b in pairs]
-    distances = [distance / size for distance, size in norms]
+    distances = [(a - b).flatten(2).norm(dim=-1) / b.flatten(2).norm(dim=-1).clamp(min=1e-300) for a, b in pairs]
     return Projection(total, beta, products, nearest, *distances)
+
+
+def _joined(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
+    return parts[0].map(lambda *products: torch.cat(products, axis), *parts[1:])
 
 
 @torch.no_grad()

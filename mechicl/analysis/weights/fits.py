@@ -107,7 +107,7 @@ class ConstructionFit(Result):
                 rows.append({
                     "family": self.family, "member": kind, "model": seed,
                     "mse": members.squared_errors[seed].mean().item(), "loss_ratio": ratio.mean,
-                    "relative_distance": distance.mean, "low": distance.low, "high": distance.high,
+                    **distance.columns("relative_distance"),
                 })  # fmt: skip
         return pd.DataFrame(rows)
 

@@ -163,9 +163,8 @@ def interpolate(
         kind: symmetry that is removed first, see `connect_modes`.
 
     Returns:
-        A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query, `midpoint_excess()` and
-        `barrier()`: how much the loss is above the line between the ends' losses, at the midpoint or where it is most,
-        relative to the ends' mean loss, with a 95% interval over prompts. `model(alpha)` makes a model on the path.
+        A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query; `midpoint_excess()` and
+        `barrier()`, how much the loss is above the line between the ends' losses; `model(alpha)`.
 
     Example:
         >>> by_hand = constructions.gradient_descent(x_dim=10, n_context=10, step_size=0.61)

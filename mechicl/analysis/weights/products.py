@@ -1,7 +1,7 @@
 """The two weight products per head that attention depends on, the gauge between them, and models made of them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,11 +58,16 @@ class WeightProducts:
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
+    def map(self, function: Callable[..., Tensor], *others: "WeightProducts") -> "WeightProducts":
+        """Apply a function to W_KQ, and to W_PV, of this and of other products."""
+        every = (self, *others)
+        W_KQ, W_PV = function(*(each.W_KQ for each in every)), function(*(each.W_PV for each in every))
+        return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
+
     @checked
     def part(self, layers: slice = slice(None), heads: slice = slice(None)) -> "WeightProducts":
         """Select the products of some layers and heads."""
-        W_KQ, W_PV = (product[..., layers, heads, :, :] for product in (self.W_KQ, self.W_PV))
-        return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
+        return self.map(lambda product: product[..., layers, heads, :, :])
 
     @checked
     def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
@@ -81,12 +86,6 @@ class WeightProducts:
             last[..., : self.x_dim] = 0
             last[..., self.x_dim + self.y_dim :] = 0
         return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
-
-
-def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
-    """Join the products of several layers (axis 0) or heads (axis 1)."""
-    W_KQ, W_PV = (torch.cat(products, dim=axis) for products in zip(*((p.W_KQ, p.W_PV) for p in parts), strict=True))
-    return dataclasses.replace(parts[0], W_KQ=W_KQ, W_PV=W_PV)
 
 
 @checked

@@ -121,8 +121,7 @@ def _pad(a: WeightProducts, b: WeightProducts) -> tuple[WeightProducts, WeightPr
     def padded(products: Tensor) -> Tensor:
         return torch.nn.functional.pad(products, (0, 0, 0, 0, 0, n_heads - products.shape[1]))
 
-    first, second = (dataclasses.replace(p, W_KQ=padded(p.W_KQ), W_PV=padded(p.W_PV)) for p in (a, b))
-    return first, second
+    return a.map(padded), b.map(padded)
 
 
 def _sinks(model: HookedTransformer) -> list[Tensor]:
