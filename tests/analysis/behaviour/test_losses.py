@@ -201,9 +201,8 @@ def test_a_first_step_that_is_negative_without_a_clip_does_not_end_the_search_wi
     assert found < simple.fun * 1.02
 
 
-@pytest.mark.parametrize(
-    ("steps", "per_step"), [(2, True), (5, False)]
-)  # with more parameters, guards against explosion decide
+# with more parameters, guards against explosion decide
+@pytest.mark.parametrize(("steps", "per_step"), [(2, True), (5, False)])
 def test_no_further_search_improves_tuned_descent(steps, per_step):
     prompts = LinearRegression().sample(512, seed=1, dtype=torch.float64)
     values = np.array([*tuned_descent(prompts, steps, gamma=True, per_step=per_step).hyperparameters.values()])
