@@ -184,8 +184,7 @@ class Attention(BlockPart):
         matrices = {"W_Q": (h, m, d), f"{grouped}W_K": (g, m, d), f"{grouped}W_V": (g, m, d), "W_O": (h, d, m)}
         shapes = matrices if self.has_matrices else {}
         biases = {"b_Q": (h, d), f"{grouped}b_K": (g, d), f"{grouped}b_V": (g, d), "b_O": (m,)}
-        for name, shape in (shapes | (biases if cfg.attn_bias else {})).items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.add_weights(**shapes | (biases if cfg.attn_bias else {}))
         if cfg.use_qk_norm:
             widths = (d, d) if cfg.qk_norm_over == "head" else (h * d, g * d)
             self.q_norm, self.k_norm = (LayerNorm(cfg, width, "RMS") for width in widths)
@@ -194,10 +193,7 @@ class Attention(BlockPart):
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
         rotated = ("rot_q", "rot_k") if cfg.rotates else ()
-        for name in ("q", "k", "v", *rotated, *self.own_hooks, "z"):
-            self.add_module(f"hook_{name}", HookPoint())
-        if cfg.use_attn_result:
-            self.hook_result = HookPoint()
+        self.add_hooks("q", "k", "v", *rotated, *self.own_hooks, "z", *(["result"] if cfg.use_attn_result else []))
 
     def forward(
         self,

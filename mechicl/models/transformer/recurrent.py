@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
@@ -70,8 +69,7 @@ class Recurrence(Attention):
             shapes["ridge"] = (heads, cfg.d_head)
         if cfg.conv_width:
             shapes["W_conv"] = (3, heads, cfg.d_head, cfg.conv_width)
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.add_weights(**shapes)
 
     @torch.no_grad()
     def reset_gates(self) -> None:
