@@ -220,9 +220,7 @@ class TableTransformer(PromptedModel):
                 continue
             leaf = name.rsplit(".", 1)[-1]
             if leaf.startswith("W_"):
-                fan_in = (
-                    1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * (weight.shape[0] if leaf == "W_O" else 1)
-                )
+                fan_in = {"W_cell": 1, "W_label": 1, "W_O": self.cfg.d_model}.get(leaf, weight.shape[-2])
                 fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float32, device="cpu")
                 weight.copy_(fresh / math.sqrt(fan_in) * (smaller if leaf in ("W_O", "W_out") else 1))
             elif leaf == "w":

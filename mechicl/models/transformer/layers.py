@@ -1,7 +1,6 @@
 """The parts of a transformer, with every activation on a hook point: read-in, positions, blocks, read-out.
 
-These are the readable routes with hooks; `fast.py` has the quicker ones that the model takes without hooks. Batched
-shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern `[batch head query_pos key_pos]`.
+These are the readable routes with hooks; `fast.py` has the quicker ones that the model takes without hooks.
 """
 
 import torch
