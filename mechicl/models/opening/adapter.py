@@ -93,7 +93,8 @@ class ModelAdapter:
         """Return the predictions of a run from the tokens on, after those whose keys and values are in a cache."""
         options = {} if cache is None else {"past_kv_cache" if self.reads_prompts else "past_key_values": cache}
         if not self.reads_prompts:
-            return self._select_read(self._run_other(tokens, hooks, **options))
+            own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
+            return self._select_read(self.model.run_with_hooks(tokens, fwd_hooks=own, **options))
         with self.model.hooks(fwd_hooks=list(hooks)) if hooks else nullcontext():
             return self._select_read(self.model(tokens, at=self.at, **options, **self._seeing_all(tokens)))
 
@@ -262,13 +263,10 @@ class ModelAdapter:
         width = cfg.d_model if "linear" in cfg.attention or 2 * cfg.d_head >= cfg.d_model else cfg.d_head
         return 8 * cfg.n_heads * cfg.d_model * width * cfg.torch_dtype.itemsize
 
-    # ---- models of other packages ----
-
-    def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
-        own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
-        return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
+    # ---- the positions that are read ----
 
     def _unembed_hooks(self) -> list[Hook]:
+        """Hooks with which a model of another package unembeds the last position only, if it is read alone."""
         name = "unembed.hook_in"
         only_last = self.at == "query" and name in self.model.hook_dict
         return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []
