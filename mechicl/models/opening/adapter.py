@@ -1,12 +1,12 @@
 """`ModelAdapter`: run, resume and record any model with hooks."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
@@ -281,23 +281,6 @@ class ModelAdapter:
         """True if predictions agree up to rounding in the model's dtype, and are infinite or NaN in the same places."""
         dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), a.dtype)
         return same_up_to_rounding(a.to(dtype), b.to(dtype))
-
-
-@contextmanager
-def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which modules have other forward methods in this thread."""
-    # setattr would reach the module that a bridge wraps
-    before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
-    try:
-        for module, forward in forwards:
-            vars(module)["forward"] = in_this_thread(forward, otherwise=module.forward)
-        yield
-    finally:
-        for attributes, forward in before:
-            if forward is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = forward
 
 
 def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:

@@ -15,9 +15,9 @@ from transformer_lens.hook_points import HookPoint
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from mechicl.models.opening.adapter import ModelAdapter, replacing_forwards
+from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
-from mechicl.models.temporary_hooks import Direction, adding
+from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
 
 SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
 
@@ -180,19 +180,28 @@ class BridgeParts:
 
     @contextmanager
     def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
-        """A context in which blocks return their input, and the last one this stream."""
+        """A context in which, in this thread, blocks return their input, and the last one this stream."""
         blocks = list(self.model.blocks)
+        before = [vars(block).get("forward") for block in blocks]
 
         def skip(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: Any) -> Any:
             stream = RecordedCall(args, kwargs).stream if instead is None else instead
             return (stream,) if wrapped else stream
 
-        forwards = [
-            (block, partial(skip, instead=last if block is blocks[-1] else None, wrapped=isinstance(out, tuple | list)))
-            for block, out in zip(blocks, self._recordings[1].returned, strict=True)
-        ]
-        with replacing_forwards(forwards), _inputs_joined(self.model):
-            yield
+        try:
+            for block, out in zip(blocks, self._recordings[1].returned, strict=True):
+                instead = last if block is blocks[-1] else None
+                forward = partial(skip, instead=instead, wrapped=isinstance(out, tuple | list))
+                # setattr would reach the module that a bridge wraps
+                vars(block)["forward"] = in_this_thread(forward, otherwise=block.forward)
+            with _inputs_joined(self.model):
+                yield
+        finally:
+            for block, forward in zip(blocks, before, strict=True):
+                if forward is None:
+                    vars(block).pop("forward", None)
+                else:
+                    vars(block)["forward"] = forward
 
     def _scale(self, layer: int) -> float:
         return getattr(self.model.blocks[layer], "residual_contribution_scale", 1.0)
