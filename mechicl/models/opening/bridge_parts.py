@@ -223,8 +223,8 @@ class BridgeParts:
         stream = run.streams[0]
         q, k, v = streams_of_heads(self.model, stream)
         changed = torch.cat([stream.flip(0, 1)[None], q[1:]])
-        others = [self.attend(0, queries, k, v)[1:] for queries in (changed, q)]
-        return len(q) > 1 and not _add_up(*others, stream)
+        before, after = (self.attend(0, queries, k, v)[1:] for queries in (q, changed))
+        return len(q) > 1 and not _add_up(after, before, stream)
 
 
 def streams_of_heads(model: Any, stream: Tensor) -> list[Float[Tensor, "head row pos d_model"]]:

@@ -132,7 +132,7 @@ def checkpoint_step(name: str, steps: Sequence[int], index: int | None, step: in
         if not -len(steps) <= index < len(steps):
             raise ValueError(f"checkpoint_index={index}, but {name} has {len(steps)} checkpoints")
         return steps[index]
-    if step not in steps:
+    if step is None or step not in steps:
         shown = list(steps) if len(steps) < 10 else f"{steps[0]}, {steps[1]} ... {steps[-1]}"
         raise ValueError(f"checkpoint_value={step} is not one of {name}: {shown}")
     return step

@@ -326,7 +326,7 @@ class WrappedModel(LayeredModel):
     def _read(self, prompts: Prompts) -> Tensor:
         cfg = self.cfg
         prompts = prompts.to(cfg.device, cfg.torch_dtype)
-        if isinstance(self._encode, str):
+        if not callable(self._encode):
             self._format = prompt_format(self._encode, x_dim=prompts.x_dim, y_dim=prompts.y_dim)
             return self._format.encode(prompts)
         tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
