@@ -106,7 +106,8 @@ class WrappedModel(LayeredModel):
         default = slice(0, None, 2) if reading.encode == "interleaved" else slice(-1, None)
         self.points, self._points_given = (default, False) if reading.points is None else (reading.points, True)
         self.name = name
-        self._encode, self._decode, self._reading = reading.encode, decode, reading
+        self._encode: Encode | PromptFormatName = reading.encode
+        self._decode, self._reading = decode, reading
         self._n_heads, self._unembed = n_heads, tuple(unembed)
         self._format: PromptFormat | None = None
         self._d_model: int | None = None
