@@ -11,16 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from pathlib import Path, PurePath
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 import torch

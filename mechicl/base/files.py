@@ -8,9 +8,13 @@ import re
 import shutil
 import socket
 import stat
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NEW = ".new"
 """Folder in which files that change together are written before they replace the old ones."""
@@ -169,9 +173,9 @@ def json_bytes(data: Any) -> bytes:
     return (_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n").encode()
 
 
-def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object of at most `most` bytes; a missing file is FileNotFoundError, any other fault ValueError."""
-    data = read_bytes(path, most)
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a missing file is FileNotFoundError, any other fault ValueError."""
+    data = read_bytes(path)
     try:
         read = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # including endless nesting and numbers of 5,000 digits
@@ -179,3 +183,14 @@ def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"{path} must contain a JSON object, got {type(read).__name__}")
     return read
+
+
+def read_csv(file: Any, **options: Any) -> "pd.DataFrame":
+    """Read a CSV file by pandas; ValueError if it is not one, or if rows have more fields than the header."""
+    import pandas as pd
+
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        try:
+            return pd.read_csv(file, index_col=False, **options)
+        except pd.errors.ParserWarning:
+            raise ValueError("rows have more fields than the header") from None

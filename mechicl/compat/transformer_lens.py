@@ -43,15 +43,11 @@ _CACHES: dict[str, Any] = {
     "HookedTransformerKeyValueCache": TransformerLensKeyValueCache,
     "HookedTransformerKeyValueCacheEntry": TransformerLensKeyValueCacheEntry,
 }
-_CLASSES = (
-    ActivationCache,
-    FactoredMatrix,
-    HookedRootModule,
-    HookedTransformer,
-    HookedTransformerConfig,
-    SVDInterpreter,
-)
-LENS_CLASSES: dict[str, Any] = {each.__name__: each for each in _CLASSES} | _CACHES
+LENS_CLASSES: dict[str, Any] = _CACHES | {
+    "ActivationCache": ActivationCache, "FactoredMatrix": FactoredMatrix, "HookedRootModule": HookedRootModule,
+    "HookedTransformer": HookedTransformer, "HookedTransformerConfig": HookedTransformerConfig,
+    "SVDInterpreter": SVDInterpreter,
+}  # fmt: skip
 """What `from transformer_lens import ...` imports, besides modules."""
 
 

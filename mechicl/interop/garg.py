@@ -59,10 +59,9 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
         >>> model = from_garg(state_dict, config)
     """
     fields = config.get("model", config)
-    sizes = ("n_dims", "n_positions", "n_embd", "n_layer", "n_head")
     if (family := fields.get("family", "gpt2")) != "gpt2":
         raise ArgumentError(f"family must be 'gpt2', got {family!r}")
-    for name in sizes:
+    for name in ("n_dims", "n_positions", "n_embd", "n_layer", "n_head"):
         if not fits(fields.get(name), Count):
             raise ArgumentError(f"{name} must be an int of at least 1, got {fields.get(name)!r}")
     width = fields["n_embd"]

@@ -17,6 +17,7 @@ from mechicl.base.precision import at_least_float32
 from mechicl.base.threads import holds_models
 from mechicl.models.config_checks import OwnConfig
 from mechicl.models.prompted import PromptedModel
+from mechicl.models.transformer.norms import BlockPart
 from mechicl.prompts import Interleaved, Prompts
 
 LSTMState = tuple[Tensor, Tensor]
@@ -64,25 +65,18 @@ class LSTMConfig(OwnConfig):
         return self.format.d_token
 
 
-class LSTMBlock(nn.Module):
+class LSTMBlock(BlockPart):
     """One LSTM layer, in torch's kernel and layout.
 
     Weights: W_ih, W_hh `[gate * d_model, d_model]`, b_ih, b_hh `[gate * d_model]`, with the gates in torch's order:
     input, forget, cell, output. The cell state has no hook point, since the kernel does not let it be replaced.
     """
 
-    W_ih: nn.Parameter
-    W_hh: nn.Parameter
-    b_ih: nn.Parameter
-    b_hh: nn.Parameter
-
     def __init__(self, d_model: int):
         super().__init__()
-        shapes = {"W_ih": (4 * d_model, d_model), "W_hh": (4 * d_model, d_model)}
-        for name, shape in {**shapes, "b_ih": (4 * d_model,), "b_hh": (4 * d_model,)}.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-        self.hook_resid_pre = HookPoint()
-        self.hook_resid_post = HookPoint()
+        gates = 4 * d_model
+        self.add_weights(W_ih=(gates, d_model), W_hh=(gates, d_model), b_ih=(gates,), b_hh=(gates,))
+        self.add_hooks("resid_pre", "resid_post")
 
     def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Compute the hidden states at all positions."""

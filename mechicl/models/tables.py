@@ -110,11 +110,9 @@ class CellAttention(BlockPart):
     def __init__(self, cfg: TableConfig, over: Literal["columns", "rows"]):
         super().__init__()
         self.over, self.scale = over, cfg.d_head**-0.5
-        for name in ("W_Q", "W_K", "W_V"):
-            self.register_parameter(name, nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_model, cfg.d_head)))
-        self.W_O = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head, cfg.d_model))
-        for name in ("q", "k", "v", "attn_scores", "pattern", "z"):
-            self.add_module(f"hook_{name}", HookPoint())
+        h, m, d = cfg.n_heads, cfg.d_model, cfg.d_head
+        self.add_weights(W_Q=(h, m, d), W_K=(h, m, d), W_V=(h, m, d), W_O=(h, d, m))
+        self.add_hooks("q", "k", "v", "attn_scores", "pattern", "z")
 
     def forward(
         self, stream: Float[Tensor, "table row column d_model"], n_context: int, *, fused: bool = False
@@ -150,8 +148,7 @@ class TableBlock(BlockPart):
         self.ln_col, self.col_attn = LayerNorm(parts), CellAttention(cfg, "columns")
         self.ln_row, self.row_attn = LayerNorm(parts), CellAttention(cfg, "rows")
         self.ln2, self.mlp = LayerNorm(parts), MLP(parts)
-        for name in ("resid_pre", "col_attn_out", "resid_col", "row_attn_out", "resid_mid", "mlp_out", "resid_post"):
-            self.add_module(f"hook_{name}", HookPoint())
+        self.add_hooks("resid_pre", "col_attn_out", "resid_col", "row_attn_out", "resid_mid", "mlp_out", "resid_post")
 
     def forward(
         self, stream: Float[Tensor, "table row column d_model"], n_context: int, *, fused: bool = False
@@ -223,9 +220,7 @@ class TableTransformer(PromptedModel):
                 continue
             leaf = name.rsplit(".", 1)[-1]
             if leaf.startswith("W_"):
-                fan_in = (
-                    1 if leaf in ("W_cell", "W_label") else weight.shape[-2] * (weight.shape[0] if leaf == "W_O" else 1)
-                )
+                fan_in = {"W_cell": 1, "W_label": 1, "W_O": self.cfg.d_model}.get(leaf, weight.shape[-2])
                 fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float32, device="cpu")
                 weight.copy_(fresh / math.sqrt(fan_in) * (smaller if leaf in ("W_O", "W_out") else 1))
             elif leaf == "w":

@@ -2,7 +2,6 @@
 
 import io
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
+from mechicl.base.files import MOST_VALUES, read_bytes, read_csv, write_bytes
 from mechicl.statistics.intervals import UNBOUNDED, Interval, interval
 
 SEED = "seed"
@@ -141,7 +140,6 @@ def _read_table(path: Path) -> pd.DataFrame:
     if n_values > MOST_VALUES or max((line.count(b",") for line in io.BytesIO(data)), default=0) >= MOST_COLUMNS:
         raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns or {MOST_VALUES:,} values, which are not read")
     try:
-        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # fields without a column
-            return pd.read_csv(io.BytesIO(data), index_col=False, keep_default_na=False, na_values=[""])
-    except (ValueError, OverflowError, pd.errors.ParserWarning) as error:  # not a table, or not UTF-8
+        return read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""])
+    except (ValueError, OverflowError) as error:  # not a table, or not UTF-8
         raise ValueError(f"{path} is not a table: {error}") from error

@@ -1,7 +1,6 @@
 """A table of the user's own as a task: other rows are drawn as context and as rows to predict each time."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, Count, check_fields, checked
+from mechicl.base.files import read_csv
 from mechicl.prompts.tables import Tables
 from mechicl.tasks.sampling import RandomTensors
 from mechicl.tasks.tables import TableTask
@@ -86,7 +86,7 @@ class OwnTable(TableTask):
         """
         import pandas as pd  # takes half a second
 
-        table = _read_csv(frame) if isinstance(frame, str | Path) else frame
+        table = _read_table(frame) if isinstance(frame, str | Path) else frame
         if not isinstance(table, pd.DataFrame):
             raise ArgumentError(f"frame must be a pandas DataFrame or the path of a CSV file, got {described(table)}")
         if label not in table.columns or len(table.columns) < 2:
@@ -162,16 +162,13 @@ class OwnTable(TableTask):
         return f"OwnTable({len(self.cells)} rows, x_dim={self.x_dim}, n_context={self.n_context}, labels: {kind})"
 
 
-def _read_csv(path: str | Path) -> Any:
-    import pandas as pd
-
-    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # fields without a column
-        try:
-            return pd.read_csv(path, index_col=False)
-        except (ValueError, pd.errors.ParserWarning) as error:
-            reason = str(error).splitlines()[0]
-            raise ArgumentError(f"{path} must be a CSV file with as many fields in each row as in its header "
-                                f"({reason})") from error  # fmt: skip
+def _read_table(path: str | Path) -> Any:
+    try:
+        return read_csv(path)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"{path} must be a CSV file with as many fields in each row as in its header "
+                            f"({reason})") from error  # fmt: skip
 
 
 def _is_numeric(column: Any) -> bool:

@@ -89,8 +89,7 @@ def word_prompts(
         other: task of the demonstrations, required for labels="other task" and refused otherwise.
 
     Returns:
-        A `WordPrompts`: `ids` `[prompt pos]`, which end where the answers begin to differ, `targets` `[prompt]`, the
-        true answers' next tokens, and `queries` and `answers` as text.
+        A `WordPrompts`, whose `ids` `[prompt pos]` end where the answers begin to differ.
 
     Raises:
         ValueError: an unknown task, too few pairs of one length for the shots, one demonstration to shuffle, or

@@ -2,15 +2,13 @@
 
 import glob
 import tempfile
-import warnings
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mechicl.base.arguments import Count, checked
-from mechicl.base.files import check_file, check_text
+from mechicl.base.files import check_file, check_text, read_csv
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
 
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2**30
 """Largest file of texts that is read."""
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Suffixes of files of texts."""
 
 
 @checked
@@ -98,38 +98,29 @@ def _from_hub(task: TextTask, split: str) -> "datasets.Dataset":
 def _from_source(task: TextTask, split: str, source: Path) -> "datasets.Dataset":
     import datasets
     from datasets.exceptions import DatasetsError
-    from pandas.errors import ParserWarning
 
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
         return _from_folder(task, split, source)
-    # texts such as "NA" or "12" stay texts, and labels too
-    converters = dict.fromkeys([*task.columns, task.label_column], str)
-    csv: dict[str, Any] = {"converters": converters, "keep_default_na": False, "index_col": False}
-    readers = {
-        ".csv": partial(datasets.Dataset.from_csv, **csv),
-        ".tsv": partial(datasets.Dataset.from_csv, sep="\t", **csv),
-        ".json": datasets.Dataset.from_json,
-        ".jsonl": datasets.Dataset.from_json,
-        ".parquet": datasets.Dataset.from_parquet,
-    }
-    if source.suffix.lower() not in readers:
-        raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(readers)}")
-    (check_file if source.suffix.lower() == ".parquet" else check_text)(source, _MOST_BYTES)
-    read = readers[source.suffix.lower()]
-    # The library caches files by path and time of change, and would confuse a file with one that it replaced: hence the
-    # temporary cache. It reads a path as a pattern: hence the escape.
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        warnings.catch_warnings(action="error", category=ParserWarning),  # fields without a column
-    ):
-        try:
+    kind = source.suffix.lower()
+    if kind not in KINDS:
+        raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(KINDS)}")
+    (check_file if kind == ".parquet" else check_text)(source, _MOST_BYTES)
+    try:
+        if kind in (".csv", ".tsv"):  # texts such as "NA" or "12" stay texts, and labels too
+            table = read_csv(source, sep="," if kind == ".csv" else "\t", dtype=str, keep_default_na=False)
+            if table.empty:
+                raise ValueError("no rows")
+            return datasets.Dataset.from_pandas(table)
+        read = datasets.Dataset.from_parquet if kind == ".parquet" else datasets.Dataset.from_json
+        # The library caches files by path and time of change, and would confuse a file with one that it replaced: hence
+        # the temporary cache. It reads a path as a pattern: hence the escape.
+        with tempfile.TemporaryDirectory() as cache:
             return read(glob.escape(str(source.resolve())), cache_dir=cache, keep_in_memory=True)
-        except (DatasetsError, ValueError, StopIteration) as error:  # the last for an empty .json
-            is_longer = isinstance(error.__cause__, ParserWarning)
-            reason = "rows have more fields than the header" if is_longer else _first_line(error.__cause__ or error)
-            raise ValueError(f"{source} has no examples that can be read ({reason})") from error
+    except (DatasetsError, ValueError, StopIteration) as error:  # the last for an empty .json
+        reason = _first_line(error.__cause__ or error)
+        raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
 def _from_folder(task: TextTask, split: str, folder: Path) -> "datasets.Dataset":

@@ -203,7 +203,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: attention(n_heads=4), "names no sub-module"),
     (lambda: attention(q="a", qkv="b", n_heads=4), "'q' and 'qkv'"),
     (lambda: attention(out="blocks.{}.attn", split=len), "'split'"),
-    (lambda: wrapping(encode="pairs"), "encode='pairs'"),
+    (lambda: wrapping(encode="pairs"), "encode must be .* 'paired', 'interleaved' or .*, got 'pairs'"),
     (lambda: mechicl.wrap(lambda tokens: tokens, encode="paired"), "AlgorithmLearner"),
     (lambda: mechicl.wrap(gpt(), encode="paired"), "hooks already"),
     (lambda: mechicl.wrap(torch.jit.ScriptModule(), encode="paired", layers=["0"]), "torch.jit"),

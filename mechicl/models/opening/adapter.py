@@ -1,12 +1,12 @@
 """`ModelAdapter`: run, resume and record any model with hooks."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
@@ -93,7 +93,8 @@ class ModelAdapter:
         """Return the predictions of a run from the tokens on, after those whose keys and values are in a cache."""
         options = {} if cache is None else {"past_kv_cache" if self.reads_prompts else "past_key_values": cache}
         if not self.reads_prompts:
-            return self._select_read(self._run_other(tokens, hooks, **options))
+            own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
+            return self._select_read(self.model.run_with_hooks(tokens, fwd_hooks=own, **options))
         with self.model.hooks(fwd_hooks=list(hooks)) if hooks else nullcontext():
             return self._select_read(self.model(tokens, at=self.at, **options, **self._seeing_all(tokens)))
 
@@ -262,13 +263,10 @@ class ModelAdapter:
         width = cfg.d_model if "linear" in cfg.attention or 2 * cfg.d_head >= cfg.d_model else cfg.d_head
         return 8 * cfg.n_heads * cfg.d_model * width * cfg.torch_dtype.itemsize
 
-    # ---- models of other packages ----
-
-    def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
-        own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
-        return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
+    # ---- the positions that are read ----
 
     def _unembed_hooks(self) -> list[Hook]:
+        """Hooks with which a model of another package unembeds the last position only, if it is read alone."""
         name = "unembed.hook_in"
         only_last = self.at == "query" and name in self.model.hook_dict
         return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []
@@ -283,23 +281,6 @@ class ModelAdapter:
         """True if predictions agree up to rounding in the model's dtype, and are infinite or NaN in the same places."""
         dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), a.dtype)
         return same_up_to_rounding(a.to(dtype), b.to(dtype))
-
-
-@contextmanager
-def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which modules have other forward methods in this thread."""
-    # setattr would reach the module that a bridge wraps
-    before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
-    try:
-        for module, forward in forwards:
-            vars(module)["forward"] = in_this_thread(forward, otherwise=module.forward)
-        yield
-    finally:
-        for attributes, forward in before:
-            if forward is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = forward
 
 
 def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:

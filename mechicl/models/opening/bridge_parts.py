@@ -15,9 +15,9 @@ from transformer_lens.hook_points import HookPoint
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from mechicl.models.opening.adapter import ModelAdapter, replacing_forwards
-from mechicl.models.opening.sites import is_parallel, list_key_heads
-from mechicl.models.temporary_hooks import Direction, adding
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
+from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
 
 SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
 
@@ -75,7 +75,6 @@ class BridgeParts:
             raise ValueError(f"layer {without[0]} of {self.name} has no attention to cut edges in")
         self.heads_interact = False
         self._recordings: list[Recording] = []  # of one prompt and of two
-        self._bytes: dict[int, float] = {}  # per prompt, by its length
 
     # ---- parts ----
 
@@ -144,11 +143,9 @@ class BridgeParts:
 
     def bytes_per_row(self, tokens: Tensor) -> float:
         """Bound the memory of a run per prompt, in bytes, with a normed stream for each input of a layer's heads."""
-        n_pos, cfg = tokens.shape[1], self.model.cfg
-        if n_pos not in self._bytes:
-            stream = n_pos * cfg.d_model * next(self.model.parameters()).element_size()
-            self._bytes[n_pos] = self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
-        return self._bytes[n_pos]
+        cfg = self.model.cfg
+        stream = tokens.shape[1] * cfg.d_model * next(self.model.parameters()).element_size()
+        return self.adapter.bytes_per_row(tokens) + 15 * cfg.n_heads * stream
 
     # ---- the model's own modules ----
 
@@ -183,19 +180,28 @@ class BridgeParts:
 
     @contextmanager
     def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
-        """A context in which blocks return their input, and the last one this stream."""
+        """A context in which, in this thread, blocks return their input, and the last one this stream."""
         blocks = list(self.model.blocks)
+        before = [vars(block).get("forward") for block in blocks]
 
         def skip(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: Any) -> Any:
             stream = RecordedCall(args, kwargs).stream if instead is None else instead
             return (stream,) if wrapped else stream
 
-        forwards = [
-            (block, partial(skip, instead=last if block is blocks[-1] else None, wrapped=isinstance(out, tuple | list)))
-            for block, out in zip(blocks, self._recordings[1].returned, strict=True)
-        ]
-        with replacing_forwards(forwards), _inputs_joined(self.model):
-            yield
+        try:
+            for block, out in zip(blocks, self._recordings[1].returned, strict=True):
+                instead = last if block is blocks[-1] else None
+                forward = partial(skip, instead=instead, wrapped=isinstance(out, tuple | list))
+                # setattr would reach the module that a bridge wraps
+                vars(block)["forward"] = in_this_thread(forward, otherwise=block.forward)
+            with _inputs_joined(self.model):
+                yield
+        finally:
+            for block, forward in zip(blocks, before, strict=True):
+                if forward is None:
+                    vars(block).pop("forward", None)
+                else:
+                    vars(block)["forward"] = forward
 
     def _scale(self, layer: int) -> float:
         return getattr(self.model.blocks[layer], "residual_contribution_scale", 1.0)
@@ -205,31 +211,37 @@ class BridgeParts:
     def _check(self, run: Recording) -> None:
         for layer, (stream, after) in enumerate(itertools.pairwise(run.streams)):
             try:
-                written = self._write_intact(layer, stream)
+                _, computed = run_nodes(self, layer, stream)
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
                 raise ValueError(f"layer {layer} of {self.name} cannot be taken apart ({error})") from error
-            if not _add_up(written, after - stream, after):
+            if not _add_up(computed - stream, after - stream, after):
                 raise ValueError(f"the stream of {self.name} is not the sum of its parts: layer {layer} adds more")
         if not _add_up(self.read_out(run.streams[-1]), run.outputs, run.outputs):
             raise ValueError(f"{self.name} reads more than the stream after its last layer")
 
     def _do_heads_interact(self, run: Recording) -> bool:
-        n_heads, stream = self.model.cfg.n_heads, run.streams[0]
-        if n_heads == 1:
-            return False
-        n_key_heads = len(list_key_heads(self.model))
-        q, k, v = (stream.expand(n, *stream.shape).clone() for n in (n_heads, n_key_heads, n_key_heads))
-        before = self.attend(0, q, k, v)[1:]
-        q[0] = stream.flip(0, 1)
-        return not _add_up(self.attend(0, q, k, v)[1:], before, stream)
+        stream = run.streams[0]
+        q, k, v = streams_of_heads(self.model, stream)
+        changed = torch.cat([stream.flip(0, 1)[None], q[1:]])
+        before, after = (self.attend(0, queries, k, v)[1:] for queries in (q, changed))
+        return len(q) > 1 and not _add_up(after, before, stream)
 
-    def _write_intact(self, layer: int, stream: Tensor) -> Tensor:
-        n_key_heads = len(list_key_heads(self.model))
-        q, k, v = (stream.expand(n, *stream.shape) for n in (self.model.cfg.n_heads, n_key_heads, n_key_heads))
-        attended = self.attend(layer, q, k, v).sum(0) + self.attention_bias(layer)
-        if getattr(self.model.blocks[layer], "mlp", None) is None:
-            return attended
-        return attended + self.mlp(layer, stream if is_parallel(self.model) else stream + attended)
+
+def streams_of_heads(model: Any, stream: Tensor) -> list[Float[Tensor, "head row pos d_model"]]:
+    """Return a stream for each head's queries, and for each group's keys and values."""
+    n_key_heads = len(list_key_heads(model))
+    return [stream.expand(n, *stream.shape) for n in (model.cfg.n_heads, n_key_heads, n_key_heads)]
+
+
+def run_nodes(parts: Any, layer: int, stream: Tensor) -> tuple[list[Float[Tensor, "node row pos d_model"]], Tensor]:
+    """Compute the outputs of a layer's heads, and of its MLP if it has one, and the stream after the layer."""
+    model = parts.model
+    outputs = [parts.attend(layer, *streams_of_heads(model, stream))]
+    after = stream + outputs[0].sum(0) + parts.attention_bias(layer)
+    if has_mlp(model, layer):
+        outputs.append(parts.mlp(layer, stream if is_parallel(model) else after)[None])
+        after = after + outputs[1][0]
+    return outputs, after
 
 
 def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:

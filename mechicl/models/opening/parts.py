@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
-from mechicl.models.opening.sites import has_mlp, is_parallel, list_key_heads
+from mechicl.models.opening.bridge_parts import BridgeParts, run_nodes, share_of_norm
 
 
 class TransformerParts:
@@ -77,16 +76,11 @@ def record_writes(
     adapter: ModelAdapter, tokens: Tensor, embedded: Float[Tensor, "prompt pos d_model"] | None = None
 ) -> Float[Tensor, "node prompt pos d_model"]:
     """Return each node's output, from the embedding or another stream; with biases they sum to the final stream."""
-    parts, cfg = take_apart(adapter), adapter.model.cfg
+    parts = take_apart(adapter)
     stream = parts.embed(tokens)  # also records how a bridge calls its parts
     stream = stream if embedded is None else embedded
-    outputs, n_key_heads = [stream[None]], len(list_key_heads(adapter.model))
-    for layer in range(cfg.n_layers):
-        q, k, v = (stream.expand(n, *stream.shape) for n in (cfg.n_heads, n_key_heads, n_key_heads))
-        outputs.append(parts.attend(layer, q, k, v))
-        attended = stream + outputs[-1].sum(0) + parts.attention_bias(layer)
-        if has_mlp(adapter.model, layer):
-            outputs.append(parts.mlp(layer, stream if is_parallel(adapter.model) else attended)[None])
-            attended = attended + outputs[-1][0]
-        stream = attended
+    outputs = [stream[None]]
+    for layer in range(adapter.n_layers):
+        of_layer, stream = run_nodes(parts, layer, stream)
+        outputs += of_layer
     return torch.cat(outputs)

@@ -5,7 +5,7 @@ These are the small models that TransformerLens' author trained ("attn-only-2l",
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ class LensFiles:
     name: str  # on the hub, or of the folder
     config: Mapping[str, Any]  # the contents of config.json
     weights: Path  # of the state dict
-    checkpoint: int | None = None  # step of the training; None for the end of it
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -106,26 +105,34 @@ def find_lens_files(name: str, options: Mapping[str, Any], index: int | None, st
         config = read_json(folder / "config.json")
         if "model_type" in config or "n_layers" not in config or "d_model" not in config:
             return None
-        file, step = _choose(name, files, index, step)
-        return LensFiles(folder.resolve().name, config, folder / file, step)
+        return LensFiles(folder.resolve().name, config, folder / _choose(name, files, index, step))
     if not name.startswith(OWNERS):
         return None
     listing = {key: options[key] for key in ("revision", "token") if key in options}
-    file, step = _choose(name, HfApi().list_repo_files(name, **listing), index, step)
+    file = _choose(name, HfApi().list_repo_files(name, **listing), index, step)
     fetched = {key: value for key, value in options.items() if key != "trust_remote_code"}  # they have no code
     config = read_json(Path(hf_hub_download(name, "config.json", **fetched)))
-    return LensFiles(name, config, Path(hf_hub_download(name, file, **fetched)), step)
+    return LensFiles(name, config, Path(hf_hub_download(name, file, **fetched)))
 
 
-def _choose(name: str, files: list[str], index: int | None, step: int | None) -> tuple[str, int | None]:
-    steps = sorted(int(found[1]) for file in files if (found := re.match(r"checkpoints/.*_(\d+)\.pth$", file)))
+def _choose(name: str, files: list[str], index: int | None, step: int | None) -> str:
     if index is not None or step is not None:
-        if (index is not None and not -len(steps) <= index < len(steps)) or (index is None and step not in steps):
-            raise ValueError(f"{name} has no such checkpoint: it has {len(steps)}, of the steps {steps}")
-        step = steps[index] if index is not None else step
-        return next(file for file in files if re.match(rf"checkpoints/.*_{step}\.pth$", file)), step
+        found = {int(match[1]): file for file in files if (match := re.match(r"checkpoints/.*_(\d+)\.pth$", file))}
+        return found[checkpoint_step(name, sorted(found), index, step)]
     last = [file for file in files if file.endswith("final.pth")]
     last = last or [file for file in files if file.endswith(".pth") and "/" not in file]
     if len(last) != 1:
         raise ValueError(f"{name} must have one state dict (final.pth), got {last}")
-    return last[0], None
+    return last[0]
+
+
+def checkpoint_step(name: str, steps: Sequence[int], index: int | None, step: int | None) -> int:
+    """Return the step of a model's checkpoint, by its index in the list of checkpoints or by its step."""
+    if index is not None:
+        if not -len(steps) <= index < len(steps):
+            raise ValueError(f"checkpoint_index={index}, but {name} has {len(steps)} checkpoints")
+        return steps[index]
+    if step is None or step not in steps:
+        shown = list(steps) if len(steps) < 10 else f"{steps[0]}, {steps[1]} ... {steps[-1]}"
+        raise ValueError(f"checkpoint_value={step} is not one of {name}: {shown}")
+    return step

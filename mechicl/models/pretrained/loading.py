@@ -15,7 +15,7 @@ from mechicl.models.config_checks import DTYPES, check_device
 from mechicl.models.pretrained.conversion import convert_weights, embedding_scale
 from mechicl.models.pretrained.families import config_fields, find_family
 from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, official_name, refuse_differences
-from mechicl.models.pretrained.lens_files import find_lens_files
+from mechicl.models.pretrained.lens_files import checkpoint_step, find_lens_files
 from mechicl.models.transformer.config import TransformerConfig
 
 Opened = TypeVar("Opened", bound=Any)
@@ -132,13 +132,7 @@ def checkpoint_revision(name: str, index: int | None, step: int | None) -> str:
     form, steps = STEPS_ON_HUB[start]
     if "v0" in name:  # the first Pythia models have no early ones
         steps = tuple(each for each in steps if each >= 1000)
-    if index is not None:
-        if not -len(steps) <= index < len(steps):
-            raise ValueError(f"checkpoint_index={index}, but {name} has {len(steps)} checkpoints")
-        step = steps[index]
-    if step not in steps:
-        raise ValueError(f"checkpoint_value={step} is not one of {name}: {steps[0]}, {steps[1]} ... {steps[-1]}")
-    return form.format(step)
+    return form.format(checkpoint_step(name, steps, index, step))
 
 
 def check_float_weights(model: Any) -> None:

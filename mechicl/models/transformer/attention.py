@@ -184,8 +184,7 @@ class Attention(BlockPart):
         matrices = {"W_Q": (h, m, d), f"{grouped}W_K": (g, m, d), f"{grouped}W_V": (g, m, d), "W_O": (h, d, m)}
         shapes = matrices if self.has_matrices else {}
         biases = {"b_Q": (h, d), f"{grouped}b_K": (g, d), f"{grouped}b_V": (g, d), "b_O": (m,)}
-        for name, shape in (shapes | (biases if cfg.attn_bias else {})).items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.add_weights(**shapes | (biases if cfg.attn_bias else {}))
         if cfg.use_qk_norm:
             widths = (d, d) if cfg.qk_norm_over == "head" else (h * d, g * d)
             self.q_norm, self.k_norm = (LayerNorm(cfg, width, "RMS") for width in widths)
@@ -194,22 +193,21 @@ class Attention(BlockPart):
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
         rotated = ("rot_q", "rot_k") if cfg.rotates else ()
-        for name in ("q", "k", "v", *rotated, *self.own_hooks, "z"):
-            self.add_module(f"hook_{name}", HookPoint())
-        if cfg.use_attn_result:
-            self.hook_result = HookPoint()
+        self.add_hooks("q", "k", "v", *rotated, *self.own_hooks, "z", *(["result"] if cfg.use_attn_result else []))
 
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],
         key_input: Float[Tensor, "batch pos *head d_model"] | None = None,
         value_input: Float[Tensor, "batch pos *head d_model"] | None = None,
-        run: Run | None = None,
+        run: Run = NOTHING_ELSE,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Compute the layer's output, damping included.
 
         Keys and values read the same stream as queries by default; each head may have its own stream.
         """
+        key_input = query_input if key_input is None else key_input
+        value_input = query_input if value_input is None else value_input
         cfg, z = self.cfg, self.mix(query_input, key_input, value_input, run)
         if cfg.use_attn_result:
             result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
@@ -219,41 +217,16 @@ class Attention(BlockPart):
         return out + cfg.damping * self.b_O if cfg.attn_bias else out
 
     def mix(
-        self,
-        query_input: Tensor,
-        key_input: Tensor | None = None,
-        value_input: Tensor | None = None,
-        run: Run | None = None,
+        self, query_input: Tensor, key_input: Tensor, value_input: Tensor, run: Run = NOTHING_ELSE
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """Compute each head's z from the streams that its queries, keys and values read; see `forward`."""
-        key_input = query_input if key_input is None else key_input
-        value_input = query_input if value_input is None else value_input
-        q = self.hook_q(self.project(self.placed(query_input, run), "Q"))
-        k = self.hook_k(self.project(self.placed(key_input, run), "K"))
-        return self.attend(q, k, self.hook_v(self.project(value_input, "V")), run)
-
-    @property
-    def QK(self) -> FactoredMatrix:
-        """`W_Q W_Kᵀ` `[head d_model d_model]`."""
-        return FactoredMatrix(self.W_Q, self.W_K.mT)
-
-    @property
-    def OV(self) -> FactoredMatrix:
-        """`W_V W_O` `[head d_model d_model]`."""
-        return FactoredMatrix(self.W_V, self.W_O)
-
-    def attend(
-        self,
-        q: Float[Tensor, "batch pos head d_head"],
-        k: Float[Tensor, "batch pos group d_head"],
-        v: Float[Tensor, "batch pos group d_head"],
-        run: Run | None = None,
-    ) -> Float[Tensor, "batch pos head d_head"]:
-        """Compute each head's scores, pattern and z from queries, keys and values.
+        """Compute each head's z from the streams that its queries, keys and values read; see `forward`.
 
         In half precision, scores and pattern are float32, as in TransformerLens: sums over keys would overflow.
         """
-        cfg, dtype, run = self.cfg, v.dtype, run or NOTHING_ELSE
+        q = self.hook_q(self.project(self.placed(query_input, run), "Q"))
+        k = self.hook_k(self.project(self.placed(key_input, run), "K"))
+        v = self.hook_v(self.project(value_input, "V"))
+        cfg, dtype = self.cfg, v.dtype
         q, k, v = self.prepare(q, k, v, run)
         q, k, v = (at_least_float32(repeat_groups(part, q.shape[2])) for part in (q, k, v))
         scores = einsum(q, k, "batch query head d, batch key head d -> batch head query key")
@@ -264,6 +237,16 @@ class Attention(BlockPart):
         pattern = self.hook_pattern(self.softmax(scores) if cfg.attention == "softmax" else self.weigh(scores, mask))
         z = einsum(pattern, v, "batch head query key, batch key head d -> batch query head d")
         return self.hook_z((with_momentum(cfg, z, v) if cfg.momentum else z).to(dtype))
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """`W_Q W_Kᵀ` `[head d_model d_model]`."""
+        return FactoredMatrix(self.W_Q, self.W_K.mT)
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """`W_V W_O` `[head d_model d_model]`."""
+        return FactoredMatrix(self.W_V, self.W_O)
 
     def prepare(
         self,
@@ -296,12 +279,11 @@ class Attention(BlockPart):
     def _normed(self, norm: LayerNorm, vectors: Tensor) -> Tensor:
         return norm(vectors) if self.cfg.qk_norm_over == "head" else norm(vectors.flatten(2)).view_as(vectors)
 
-    def placed(self, x: Tensor, run: Run | None = None) -> Tensor:
+    def placed(self, x: Tensor, run: Run = NOTHING_ELSE) -> Tensor:
         """Add positions to the stream that queries or keys read, if these are not in the stream itself."""
         if self.shortformer is None:
             return x
         positions, hook = self.shortformer
-        run = run or NOTHING_ELSE
         rows = positions.rows(run.new_positions(x))
         rows = hook(rows.expand(x.shape[0], -1, -1).clone())
         return x + (rows if x.ndim == 3 else rows[:, :, None])

@@ -351,10 +351,8 @@ class HookedTransformer(LensPretrained):
         for part in self.modules():
             if isinstance(part, Embed | PosEmbed | Unembed):
                 part.cfg = self.cfg
-            elif isinstance(part, Block):
-                for inner in part.modules():
-                    if isinstance(inner, Block | Attention):
-                        inner.cfg = self.cfg.for_layer(part.layer)
+            elif isinstance(part, Block | Attention):
+                part.cfg = self.cfg.for_layer(part.layer)
 
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":

@@ -1,7 +1,6 @@
 """The parts of a transformer, with every activation on a hook point: read-in, positions, blocks, read-out.
 
-These are the readable routes with hooks; `fast.py` has the quicker ones that the model takes without hooks. Batched
-shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern `[batch head query_pos key_pos]`.
+These are the readable routes with hooks; `fast.py` has the quicker ones that the model takes without hooks.
 """
 
 import torch
@@ -38,18 +37,11 @@ class MLP(BlockPart):
         self.gated = cfg.gated_mlp
         kind = "LN" if cfg.normalization_type == "LN" else "LNPre"  # as in TransformerLens
         self.ln = LayerNorm(cfg, cfg.d_mlp, kind) if cfg.act_fn == "solu_ln" else None
-        if self.ln is not None:
-            self.hook_mid = HookPoint()
-        shapes = {"W_in": (cfg.d_model, cfg.d_mlp), "b_in": (cfg.d_mlp,)}
-        shapes |= {"W_out": (cfg.d_mlp, cfg.d_model), "b_out": (cfg.d_model,)}
-        if cfg.gated_mlp:
-            shapes["W_gate"] = (cfg.d_model, cfg.d_mlp)
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-        self.hook_pre = HookPoint()
-        if cfg.gated_mlp:
-            self.hook_pre_linear = HookPoint()
-        self.hook_post = HookPoint()
+        m, d = cfg.d_model, cfg.d_mlp
+        self.add_weights(W_in=(m, d), b_in=(d,), W_out=(d, m), b_out=(m,))
+        if self.gated:
+            self.add_weights(W_gate=(m, d))
+        self.add_hooks(*([] if self.ln is None else ["mid"]), "pre", *(["pre_linear"] if self.gated else []), "post")
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Compute `act(x W_in + b_in) W_out + b_out`, or `(act(x W_gate) * x W_in + b_in) W_out + b_out`."""
@@ -87,8 +79,7 @@ class Block(BlockPart):
         self.residual_contribution_scale = cfg.damping
         self.hook_out_is_single_residual_stream = True
         of_mlp = ("mlp_out",) if cfg.parallel_attn_mlp else ("resid_mid", "mlp_out")
-        for name in ("resid_pre", "attn_out", "resid_post", *(of_mlp if cfg.block_mlp else ())):
-            self.add_module(f"hook_{name}", HookPoint())
+        self.add_hooks("resid_pre", "attn_out", "resid_post", *(of_mlp if cfg.block_mlp else ()))
         self.add_requested_hooks()
 
     def add_requested_hooks(self) -> None:
@@ -258,8 +249,7 @@ class Unembed(BlockPart):
                 self.W_U = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
             if cfg.read_bias:
                 self.b_U = nn.Parameter(torch.zeros(cfg.d_out))
-        self.hook_in = HookPoint()
-        self.hook_out = HookPoint()
+        self.add_hooks("in", "out")
 
     def forward(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Compute outputs (predictions before they are decoded, or logits) from a normalized stream."""

@@ -23,10 +23,10 @@ RENAMED = {
     "unembed": "unembed.W_U",
     "unembed_bias": "unembed.b_U",
 }
-# buffers of TransformerLens' attention, which follow from the config
 SCALED = ("NTK_by_parts_", "NTK_original_", "yarn_")
 """Beginnings of TransformerLens' fields that are `rope_scaling` here."""
 DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
+"""Buffers of TransformerLens' attention, which follow from the config."""
 
 
 class _MakesConfigs(type):
@@ -57,8 +57,7 @@ class HookedTransformerConfig(metaclass=_MakesConfigs):
 
     def __new__(cls, **fields: Any) -> TransformerConfig:  # type: ignore[misc]
         """Make a `TransformerConfig`, see the class."""
-        fields = {"prompt_format": "token_ids", **fields}
-        fields = _ours(fields)
+        fields = _ours({"prompt_format": "token_ids", **fields})
         if not fields.get("use_attn_scale", True):
             fields["attn_scale"] = 1.0
         for name in ("n_heads", "d_vocab_out", "attn_scale", "initializer_range"):
@@ -67,8 +66,7 @@ class HookedTransformerConfig(metaclass=_MakesConfigs):
         _refuse_uncomputed(fields)
         fields = {name: value for name, value in fields.items() if name not in UNCOMPUTED and name not in DESCRIPTIVE}
         fields.pop("n_params", None)
-        unknown = sorted(set(fields) - FIELDS)
-        if unknown:
+        if unknown := sorted(set(fields) - FIELDS):
             raise TypeError(f"neither TransformerLens nor TransformerConfig has a field {unknown}")
         if fields.get("attn_only"):
             fields["d_mlp"] = None

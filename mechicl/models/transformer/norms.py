@@ -12,11 +12,21 @@ from mechicl.models.transformer.config import TransformerConfig
 
 
 class BlockPart(nn.Module):
-    """A part of a transformer, whose parameters and hooks depend on its config."""
+    """A part of a network, whose parameters and hooks depend on its config."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def add_weights(self, **shapes: tuple[int, ...]) -> None:
+        """Make parameters of these shapes, all zeros."""
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+    def add_hooks(self, *names: str) -> None:
+        """Make hook points, with `hook_` before these names."""
+        for name in names:
+            self.add_module(f"hook_{name}", HookPoint())
 
 
 class LayerNorm(BlockPart):
@@ -39,8 +49,7 @@ class LayerNorm(BlockPart):
             self.w = nn.Parameter(torch.ones(width))
             if self.centres:
                 self.b = nn.Parameter(torch.zeros(width))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.add_hooks("scale", "normalized")
 
     def forward(self, residual: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
         """Centre if the kind does, divide by the scale, apply weights if there are any."""

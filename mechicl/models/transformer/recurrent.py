@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
 from mechicl.models.layered import has_torch_hooks
-from mechicl.models.transformer.attention import ALL, Attention, Run
+from mechicl.models.transformer.attention import ALL, NOTHING_ELSE, Attention, Run
 from mechicl.models.transformer.config import TransformerConfig
 
 CHUNK, CHUNK_OF_KEY_GATES = 64, 16
@@ -70,8 +69,7 @@ class Recurrence(Attention):
             shapes["ridge"] = (heads, cfg.d_head)
         if cfg.conv_width:
             shapes["W_conv"] = (3, heads, cfg.d_head, cfg.conv_width)
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.add_weights(**shapes)
 
     @torch.no_grad()
     def reset_gates(self) -> None:
@@ -87,17 +85,12 @@ class Recurrence(Attention):
     # ---- from streams to z ----
 
     def mix(
-        self,
-        query_input: Tensor,
-        key_input: Tensor | None = None,
-        value_input: Tensor | None = None,
-        run: Run | None = None,
+        self, query_input: Tensor, key_input: Tensor, value_input: Tensor, run: Run = NOTHING_ELSE
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Compute each head's z from the streams; every hook fires."""
-        key_input = query_input if key_input is None else key_input
         q = self.hook_q(self.project(query_input, "Q"))
         k = self.hook_k(self.normalized(self.project(key_input, "K")))
-        v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
+        v = self.hook_v(self.project(value_input, "V"))
         gate, step = self.gates(key_input)
         gate = self.hook_gate(torch.ones_like(step) if gate is None else gate)
         if has_torch_hooks(self.hook_gate) and not bool(((gate >= 0) & (gate <= 1)).all()):

@@ -269,7 +269,7 @@ class TextModel(PromptedModel):
             "top_k": top_k, "top_p": top_p, "temperature": temperature, "freq_penalty": freq_penalty,
             "repetition_penalty": repetition_penalty,
         }  # fmt: skip
-        stops = self._stop_tokens(eos_token_id) if stop_at_eos else torch.empty(0, dtype=torch.long)
+        stops = self._stop_tokens(stop_at_eos, eos_token_id)
         side = padding_side if isinstance(input, Tensor) else "left"
         tokens, mask = self._read_texts(input, prepend_bos, side)
         prompts = [(tokens, mask)]
@@ -319,7 +319,7 @@ class TextModel(PromptedModel):
         A piece ends when it has `max_tokens_per_yield` tokens. The other arguments are those of `generate`, of which
         `verbose`, `padding_side` and `return_type` are ignored: pieces are ids, as in TransformerLens.
         """
-        stops = self._stop_tokens(eos_token_id) if stop_at_eos else torch.empty(0, dtype=torch.long)
+        stops = self._stop_tokens(stop_at_eos, eos_token_id)
         options = {name: options[name] for name in options if name not in ("verbose", "padding_side", "return_type")}
         piece, mask = self._read_texts(input, prepend_bos, None if isinstance(input, Tensor) else "left")
         steps = self._continuations(piece, mask, stops, use_past_kv_cache, options if do_sample else None)
@@ -395,12 +395,11 @@ class TextModel(PromptedModel):
         text = texts[int(np.random.randint(len(texts)))]["text"]  # noqa: NPY002
         return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
 
-    def _stop_tokens(self, eos_token_id: int | Sequence[int] | None) -> Int[Tensor, "token"]:
-        if eos_token_id is None:
-            if self.tokenizer is None or self.tokenizer.eos_token_id is None:
-                raise ValueError("stop_at_eos needs an end-of-sequence token: give eos_token_id=, or stop_at_eos=False")
-            eos_token_id = cast(int, self.tokenizer.eos_token_id)
-        return torch.tensor([eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id))
+    def _stop_tokens(self, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> Int[Tensor, "token"]:
+        ids: Any = getattr(self.tokenizer, "eos_token_id", None) if eos_token_id is None else eos_token_id
+        if stop_at_eos and ids is None:
+            raise ValueError("stop_at_eos needs an end-of-sequence token: give eos_token_id=, or stop_at_eos=False")
+        return torch.tensor([] if not stop_at_eos else [ids] if isinstance(ids, int) else list(ids), dtype=torch.long)
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:

@@ -89,19 +89,15 @@ class HookPlace:
             if "head" in axes[1:] and activation.shape[2] != self.n_heads:
                 raise ValueError(f"{name!r} has {activation.shape[2]} heads of {self.component}, not {self.n_heads}")
             return activation
-        if "key" in axes:
-            if activation.ndim == 3 and self.n_heads == 1:
-                return activation[:, None]
-            expected = ["prompt", *axes]
-        else:
-            expected = ["prompt", "pos", "d_model" if axes == BY_POS else "n_heads * d_head"]
-        if not self.batch_first and "key" not in axes:
-            expected[:2] = expected[1::-1]
-        if (
-            axes == BY_POS and activation.ndim == 4 and self.batch_first
-        ):  # cells of a table: [prompt row column d_model]
+        if axes == BY_POS and activation.ndim == 4 and self.batch_first:  # cells: [prompt row column d_model]
             return activation
-        per_head = self.n_heads if axes != BY_POS and "key" not in axes and self.joint is None else None
+        expected, per_head = ["prompt", *axes], None
+        if "key" not in axes:
+            first = ["prompt", "pos"] if self.batch_first else ["pos", "prompt"]
+            expected = [*first, "d_model" if axes == BY_POS else "n_heads * d_head"]
+            per_head = self.n_heads if axes != BY_POS and self.joint is None else None
+        elif activation.ndim == 3 and self.n_heads == 1:
+            return activation[:, None]
         if activation.ndim != len(expected) or (per_head and activation.shape[-1] % per_head):
             raise ValueError(
                 f"{where} has the shape {tuple(activation.shape)}: {self.component!r} must be [{' '.join(expected)}]"

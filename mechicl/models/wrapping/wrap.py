@@ -15,6 +15,7 @@ from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models.wrapping.fused_attention import COMPONENTS
 from mechicl.models.wrapping.module_hooks import HookPlace, JointProjection, Side, Split
 from mechicl.models.wrapping.wrapped import Decode, Encode, Reading, WrappedModel
+from mechicl.prompts.formats import PromptFormatName
 
 Names = str | Sequence[str]
 AttentionNames = Names | Mapping[str, Names | int | Split]
@@ -34,7 +35,7 @@ PARTS_OF_ATTENTION: dict[str, tuple[str, Side]] = {  # key in `attention`: compo
 def wrap(
     module: nn.Module | Any,  # whatever it is, so also models of transformers
     *,
-    encode: Encode | str | Reading,
+    encode: Encode | PromptFormatName | Reading,
     decode: Decode | None = None,
     layers: Names | None = None,
     attention: AttentionNames | None = None,

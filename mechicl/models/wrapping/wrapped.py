@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -49,15 +49,13 @@ class Reading:
         torch.Size([8, 1])
     """
 
-    encode: Encode | str
+    encode: Encode | PromptFormatName
     points: slice | None = None
     call: CallModule | None = None
     batch_first: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if isinstance(self.encode, str) and self.encode not in get_args(PromptFormatName):
-            raise ValueError(f"encode={self.encode!r} is not one of {list(get_args(PromptFormatName))}, nor a function")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +106,8 @@ class WrappedModel(LayeredModel):
         default = slice(0, None, 2) if reading.encode == "interleaved" else slice(-1, None)
         self.points, self._points_given = (default, False) if reading.points is None else (reading.points, True)
         self.name = name
-        self._encode, self._decode, self._reading = reading.encode, decode, reading
+        self._encode: Encode | PromptFormatName = reading.encode
+        self._decode, self._reading = decode, reading
         self._n_heads, self._unembed = n_heads, tuple(unembed)
         self._format: PromptFormat | None = None
         self._d_model: int | None = None
@@ -328,8 +327,8 @@ class WrappedModel(LayeredModel):
     def _read(self, prompts: Prompts) -> Tensor:
         cfg = self.cfg
         prompts = prompts.to(cfg.device, cfg.torch_dtype)
-        if isinstance(self._encode, str):
-            self._format = prompt_format(cast(PromptFormatName, self._encode), x_dim=prompts.x_dim, y_dim=prompts.y_dim)
+        if not callable(self._encode):
+            self._format = prompt_format(self._encode, x_dim=prompts.x_dim, y_dim=prompts.y_dim)
             return self._format.encode(prompts)
         tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
