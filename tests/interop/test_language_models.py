@@ -98,7 +98,7 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     (lambda folder: load_language_model("topics-3l", revision="step1000"), "revision and gguf_file"),
     (lambda folder: load_language_model(folder, revision="step1000"), "revision is for models on the hub"),
     (lambda folder: load_language_model(folder / "nothing"), "neither a folder nor a name on the hub"),
-    (lambda folder: loss_by_position(load_language_model(folder), torch.ones(1, 65, dtype=torch.long)),
+    (lambda folder: loss_by_position(load_language_model(folder), torch.full((1, 65), 5)),
      "65 tokens, and the model reads at most 64"),
 ])  # fmt: skip
 def test_requests_that_cannot_be_honoured(gpt2, call, message):

@@ -119,7 +119,7 @@ GPT: dict[str, Any] = SIZE | {"prompt_format": "interleaved", "d_model": 64, "n_
     LSTMConfig(**SIZE, d_model=96),
 ])  # fmt: skip
 def test_bytes_per_prompt_is_an_upper_estimate_of_the_measured_peak(cfg: ModelConfig):
-    model, n = build(cfg), 32
+    model, n = build(cfg), 16
     prompts = random_prompts(cfg, batch=n)
     with torch.no_grad():
         quick = max(peak(lambda: model.predict(prompts))[0], peak(lambda: model.predict_prefixes(prompts))[0]) / n

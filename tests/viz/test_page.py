@@ -216,8 +216,8 @@ def test_html_is_interactive_and_needs_no_network(files):
 
 
 def test_attention_is_a_figure_on_paper_and_titles_may_be_left_out(files):
-    for name in ("untitled.svg", "untitled.html"):
-        assert "A title" not in viz.save(line(), files / name, title=False).read_text()
+    assert "A title" not in viz.save(line(), files / "untitled.svg", title=False).read_text()
+    assert TITLE not in viz.save(line(), files / "untitled.html", title=False).read_text()
     (page,) = PdfReader(files / "attention.pdf").pages
     assert [float(page.mediabox.width), float(page.mediabox.height)] == pytest.approx([6.75 * 72, 3 * 72], abs=1)
     assert {"head", "second", "attention"} <= set(page.extract_text().split())
