@@ -21,12 +21,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from tests.faults.calls import Calls
+from tests.faults.folders import Folders
 from tests.faults.hostile import Hostile
 from tests.faults.runner import Campaign, run_campaign
 from tests.faults.saves import Damage, Kills
 from tests.faults.texts import Texts
 
-CAMPAIGNS: dict[str, type[Campaign]] = {each.name: each for each in (Kills, Damage, Hostile, Texts, Calls)}
+CAMPAIGNS: dict[str, type[Campaign]] = {each.name: each for each in (Kills, Damage, Hostile, Folders, Texts, Calls)}
 
 
 def main() -> None:
