@@ -1,9 +1,7 @@
 """`wrap`: any PyTorch module as a learner with hooks, against torch's own hooks written by hand."""
 
 import copy
-import re
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,17 +14,7 @@ from transformer_lens.model_protocol import TransformerLensModel
 
 import mechicl
 from mechicl.algorithms.stepwise import ResidualDescent
-from mechicl.analysis import (
-    InterventionSweep,
-    align,
-    attribute,
-    fit_readouts,
-    identify,
-    match,
-    measure_over_training,
-    patch,
-    score_heads_over_training,
-)
+from mechicl.analysis import InterventionSweep, align, attribute, fit_readouts, identify, match, patch
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.interventions import PatchingSession, corrupt
 from mechicl.analysis.layers import Lens, ols_weights, probe
@@ -630,47 +618,3 @@ def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
         recorded = dense.run_with_cache(tokens, names_filter=name)[1][name]
         whole = dense.run_with_cache(tokens)[1][name]
     assert_close(recorded, whole, rtol=0, atol=1e-5)
-
-
-# ---- analyses of whole models, as the page on any model calls them ----
-OPENED: dict[str, Callable[[], WrappedModel]] = {
-    "nanoGPT": lambda: mechicl.wrap(
-        seeded(NanoGPT, fused=True), encode="interleaved", layers="blocks.{}",
-        attention={"out": "blocks.{}.attn", "fused": "blocks.{}.attn", "n_heads": 4},
-    ),
-    "LSTM": lambda: mechicl.wrap(
-        seeded(StackedLSTM), encode="paired", decode=lambda outputs: outputs["answer"], layers=["first", "second"],
-    ),
-    "nn.MultiheadAttention": lambda: mechicl.wrap(
-        seeded(Encoder), encode="interleaved", layers="blocks.{}", attention="blocks.{}.self_attn"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPENED)
-def test_a_report_states_task_and_best_learner(name, tmp_path):
-    page = mechicl.report(OPENED[name](), TASK, tmp_path / "report", n_prompts=64, progress=False)
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
-    opening = text[: text.index("Loss by context length")]
-    for fact in ("inputs uniform on [-1/2, 1/2]", "no noise", "best known learner", "looks untrained"):
-        assert fact in opening
-    assert "No number was published" not in text
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_a_list_of_models_is_taken_where_a_checkpoint_is(name):
-    model, prompts = OPENED[name](), TASK.sample(8, seed=0)
-    losses = measure_over_training([model] * 2, lambda each: {"error": each.predict(prompts)[:, 0]}, progress=False)
-    assert losses.quantities["error"].shape == (2, 8)
-    options: dict[str, Any] = {"prompts": prompts, "progress": False}
-    if name == "LSTM":
-        with pytest.raises((TypeError, ValueError), match="attention"):
-            score_heads_over_training([model], ["target_to_input"], **options)
-        return
-    found = score_heads_over_training([model, model], ["target_to_input"], **options)
-    assert found.steps == (0, 1)
-    _, cache = model.run_with_cache(prompts)
-    patterns = torch.stack([cache["pattern", layer] for layer in range(2)])  # [layer prompt head query key]
-    best = patterns[..., [1, 3, 5, 7], [0, 2, 4, 6]].mean((1, 3)).max()
-    assert_close(found.scores["target_to_input"], best.expand(2, 1))
