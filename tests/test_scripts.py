@@ -53,12 +53,21 @@ def test_two_curves_are_as_far_apart_as_the_largest_gap_over_the_height_of_the_s
 
 
 # ---- copying ----
-def test_a_token_is_read_from_the_snapshot_after_the_last_low_one_and_first_if_the_loss_has_not_fallen_by_then():
-    script = import_script("oswald_copying_order")
-    for ratios, expected in (([1, 2, 4, 5], 30), ([4, 2, 4, 5], 30), ([4, 4, 4, 4], 10), ([4, 4, 4, 1], None)):
-        assert script._last_rise((10, 20, 30, 40), torch.tensor(ratios, dtype=torch.float32)) == expected
-    for reads, unfallen, first in ((30, 40, 1), (40, 40, 1), (50, 40, 0), (None, 40, 0), (30, None, 0)):
-        assert script.Order(reads, None, unfallen).first(reads) == bool(first)
+@pytest.mark.parametrize(
+    ("ratios", "expected"), [([1, 2, 4, 5], 30), ([4, 2, 4, 5], 30), ([4, 4, 4, 4], 10), ([4, 4, 4, 1], None)]
+)
+def test_a_token_is_read_from_the_snapshot_after_the_last_low_one(ratios, expected):
+    last_rise = import_script("oswald_copying_order")._last_rise
+    assert last_rise((10, 20, 30, 40), torch.tensor([float(ratio) for ratio in ratios])) == expected
+
+
+@pytest.mark.parametrize(
+    ("reads", "unfallen", "first"),
+    [(30, 40, True), (40, 40, True), (50, 40, False), (None, 40, False), (30, None, False)],
+)
+def test_reading_comes_first_if_the_loss_has_not_fallen_by_then(reads, unfallen, first):
+    order = import_script("oswald_copying_order").Order(reads, None, unfallen)
+    assert order.first(reads) == first
 
 
 def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
@@ -334,17 +343,25 @@ def test_parameters_for_each_step_are_named_and_the_last_gamma_is_0():
     assert first.hyperparameters == again.hyperparameters != learner.hyperparameters
 
 
+@pytest.mark.parametrize(("n", "steps", "gamma"), [(39, 2, False), (40, 0, False), (40, 1, True)])
+def test_invalid_settings_are_refused(n, steps, gamma):
+    with pytest.raises(ValueError, match=r"batch|step"):
+        trained_descent(TRAINED_DESCENT_TASK.sample(n, seed=0), steps, TRAINING, gamma=gamma)
+
+
 # ---- `make gpu` without a gpu: its message, and a dry run ----
 @pytest.fixture(scope="module")
 def script() -> Any:
     return import_script("on_a_gpu")
 
 
-def test_a_dry_run_times_steps_and_trains(script, tmp_path, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        assert script.run(["--minutes", "1"]) == 1
+def test_without_a_gpu_it_says_so(script, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert script.run(["--minutes", "1"]) == 1
     assert "no GPU: torch" in capsys.readouterr().err
+
+
+def test_a_dry_run_times_steps_and_trains(script, tmp_path, capsys):
     words = ["--dry", "--minutes", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert script.run([*words, "--presets", "gpt2-12l", "--timed", "gpt2-12l-1h", "gpt2-8l-d10", "lsa-1l"]) == 0
     speeds = json.loads((tmp_path / "gpu_speed.json").read_text())["speeds"]
