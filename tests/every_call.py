@@ -2,10 +2,12 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 
 import functools
+import importlib
 import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -17,19 +19,16 @@ from torch import nn
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mechicl import algorithms, analysis, checkpoints, constructions, interop, learners, tasks, text, training, viz
-from mechicl import models as mechicl_models
+from mechicl import algorithms, analysis, checkpoints, constructions, interop, tasks, text, training
 from mechicl.algorithms import stepwise
 from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
-from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, interventions, language, weights
+from mechicl.analysis import causes, dynamics, finetuning, language
 from mechicl.analysis import layers as layer_analysis
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedLSTM, LSTMConfig, TableConfig, TransformerConfig, build, wrap
-from mechicl.prompts import Prompts, Tables, TokenSequences
-from mechicl.statistics import crossed_interval, difference_interval, interval, mean_of_intervals, median_interval
-from mechicl.statistics import ratio_interval as ratio
-from mechicl.sweeps import find_threshold
+from mechicl.prompts import Prompts
+from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens, TaskPool, TopicClassification
 from mechicl.training import TrainingConfig
 from tests import families
@@ -37,6 +36,7 @@ from tests.analysis.language.conftest import make_tokenizer
 from tests.models.modules import NanoGPT
 
 QUIET: dict[str, Any] = {"progress": False}
+FEW_SETTINGS: dict[str, Any] = {"learning_rates": (0.01,), "epochs": (1,)}
 SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 4}
 SOFTMAX: dict[str, Any] = SIZES | {
     "prompt_format": "interleaved", "attention": "softmax", "read_in": "linear", "read_out": "linear", "n_layers": 2,
@@ -53,13 +53,14 @@ def world() -> SimpleNamespace:
     w.exact, w.near = (constructions.gradient_descent(**SIZES, step_size=size, steps=2) for size in (0.1, 0.2))
     w.model, w.other = (build(TransformerConfig(**SOFTMAX), seed=seed) for seed in (0, 1))
     w.table_model = build(TableConfig(**SIZES, n_layers=2, n_heads=2, d_model=6))
+    w.ridge, w.table_task = interop.from_sklearn(Ridge()), tasks.TableRegression(x_dim=2, n_context=8)
     w.lstm = HookedLSTM(LSTMConfig(**SIZES, d_model=5))
     torch.manual_seed(0)
     w.module = NanoGPT(d_in=3).eval()
     w.wrapped = wrap(
         w.module, encode="paired", layers="blocks.{}", attention={"out": "blocks.{}.attn"}, mlp="blocks.{}.mlp"
     )
-    w.learner = AlgorithmLearner(algorithms.ridge, {"penalty": 0.1})
+    w.learner, w.mean = AlgorithmLearner(algorithms.ridge, {"penalty": 0.1}), AlgorithmLearner(algorithms.averaging)
     w.descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": [0, 1, 2], "step_size": 0.1})
     w.hypothesis = Hypothesis(ResidualDescent(2, step_size=0.1))
     w.sources = analysis.sample_sources(w.task, w.prompts, seed=1)
@@ -93,6 +94,8 @@ def world() -> SimpleNamespace:
     draw: dict[str, Any] = {"n_shots": 2, "n_prompts": 4}
     w.words = text.word_prompts(w.tokenizer, "antonyms", **draw)
     w.shuffled_words = text.word_prompts(w.tokenizer, "antonyms", labels="shuffled", **draw)
+    with torch.no_grad():
+        w.logits = w.language.model(w.words.ids)[:, -1]
     w.causal = language.CausalModel({"first": lambda ids: int(ids[0])}, lambda values: values["first"])
     w.ids = torch.randint(5, (40, 8), generator=torch.Generator().manual_seed(0))
     w.topics = TopicClassification()
@@ -183,17 +186,6 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
     }  # fmt: skip
     for name, some in options.items():
         yield f"constructions.{name}", lambda w, name=name, some=some: getattr(constructions, name)(**SIZES, **some)
-    yield "constructions.linear_optimum", lambda w: constructions.linear_optimum(covariance=w.eye, n_context=4)
-    yield "constructions.preconditioned_gd", lambda w: constructions.preconditioned_gd(**SIZES, preconditioner=w.eye)
-    yield (
-        "constructions.kernel_gradient_descent",
-        lambda w: constructions.kernel_gradient_descent(weights=w.eye, n_context=4, step_size=0.1),
-    )
-    yield "constructions.induction", lambda w: constructions.induction(d_vocab=5, n_ctx=8, seed=3)
-    yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3)
-    yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
-    yield "constructions.weights_circuit", lambda w: constructions.weights_circuit(w.tokens)
-    yield "constructions.known_models", lambda w: constructions.known_models(seed=1)[:3]
 
 
 def _of_models() -> Iterator[tuple[str, Call]]:
@@ -205,47 +197,215 @@ def _of_models() -> Iterator[tuple[str, Call]]:
         yield f"models.{name}.predict_prefixes", lambda w, name=name: getattr(w, name).predict_prefixes(w.prompts)
         yield f"models.{name}.encode", lambda w, name=name: getattr(w, name).encode(w.prompts)
     for kind in RECURRENT:
-        yield (
-            f"models.{kind}",
-            lambda w, kind=kind: (build(w.recurrent[kind].cfg, 1), w.recurrent[kind].predict(w.prompts)),
-        )
+        yield f"models.{kind}.build", lambda w, kind=kind: build(w.recurrent[kind].cfg, 1)
+        yield f"models.{kind}.predict", lambda w, kind=kind: w.recurrent[kind].predict(w.prompts)
     yield "models.token_ids", lambda w: (w.tokens(w.ids), w.tokens.run_with_cache(w.ids))
 
 
+def _function(name: str) -> Any:
+    package, _, path = name.partition(".")
+    return attrgetter(path)(importlib.import_module(f"mechicl.{package}"))
+
+
+OF_FUNCTIONS: dict[str, Callable[[Any, SimpleNamespace], Any]] = {
+    # ---- algorithms ----
+    "algorithms.bigram_bayes": lambda f, w: f(w.chain_sequences, d_vocab=3),
+    "algorithms.unigram_bayes": lambda f, w: f(w.chain_sequences, d_vocab=3),
+    "algorithms.uniform_tokens": lambda f, w: f(w.chain_sequences, d_vocab=3),
+    "algorithms.ngram_bayes": lambda f, w: f(w.chain_sequences, d_vocab=3, order=2),
+    "algorithms.pool_bayes": lambda f, w: f(w.chain_sequences, pool=w.pooled_chains.transitions(3, seed=0)),
+    "algorithms.conjunction_bayes": lambda f, w: f(tasks.Conjunctions(x_dim=3).sample(4, seed=0)),
+    "algorithms.elimination": lambda f, w: f(tasks.Conjunctions(x_dim=3).sample(4, seed=0)),
+    "algorithms.parity_bayes": lambda f, w: f(tasks.Parities(x_dim=3, degree=2).sample(4, seed=0), degree=2),
+    "algorithms.gf2_elimination": lambda f, w: f(tasks.Parities(x_dim=3).sample(4, seed=0)),
+    "algorithms.logistic": lambda f, w: f(tasks.LogisticRegression(**SIZES).sample(4, seed=0)),
+    "algorithms.dmmse": lambda f, w: f(w.pool_prompts, pool=w.eye[..., None], noise_std=0.1),
+    "algorithms.preconditioned_gd": lambda f, w: f(w.prompts, steps=[2], preconditioner=w.eye),
+    "algorithms.on_features": lambda f, w: f(
+        w.prompts, features=lambda xs: xs**2, algorithm=algorithms.ridge, hyperparameters={"penalty": 0.1}
+    ),
+    "algorithms.references": lambda f, w: [each.predict_prefixes(w.prompts) for each in f(w.task).values()],
+    "algorithms.in_context_classifier": lambda f, w: f(
+        tasks.GaussianClusters().sample(3, seed=0), within_class_noise=0.1
+    ),
+    # ---- constructions, learners ----
+    "constructions.linear_optimum": lambda f, w: f(covariance=w.eye, n_context=4),
+    "constructions.preconditioned_gd": lambda f, w: f(**SIZES, preconditioner=w.eye),
+    "constructions.kernel_gradient_descent": lambda f, w: f(weights=w.eye, n_context=4, step_size=0.1),
+    "constructions.induction": lambda f, w: f(d_vocab=5, n_ctx=8, seed=3),
+    "constructions.compress": lambda f, w: f(w.exact, w.prompts, d_model=3),
+    "constructions.hide": lambda f, w: f(w.exact, seed=1),
+    "constructions.weights_circuit": lambda f, w: f(w.tokens),
+    "constructions.known_models": lambda f, w: f(seed=1)[:3],
+    "learners.squared_errors": lambda f, w: f(w.model, w.prompts),
+    "learners.token_log_probabilities": lambda f, w: f(w.token_learner, w.chain_sequences),
+    "learners.token_losses": lambda f, w: f(w.token_learner, w.chain_sequences),
+    "learners.prompt_batches": lambda f, w: list(f(w.model, w.prompts)),
+    # ---- behaviour ----
+    "analysis.align": lambda f, w: f(w.model, w.learner, w.prompts, **QUIET),
+    "analysis.match": lambda f, w: f(w.model, w.learner, w.prompts, **QUIET),
+    "analysis.align_over_training": lambda f, w: f([w.model, w.other], w.learner, w.prompts, **QUIET),
+    "analysis.fingerprint": lambda f, w: f(w.learner, w.task, n_prompts=8, **QUIET).violations,
+    "analysis.identify": lambda f, w: f(w.exact, w.task, n_prompts=24, with_limits=False, steps=1, **QUIET),
+    "analysis.identify_on_tokens": lambda f, w: f(w.token_learner, w.chains, n_prompts=8, **QUIET),
+    "analysis.fingerprint_on_tables": lambda f, w: f(w.ridge, w.table_task, n_tables=3, **QUIET).influence,
+    "analysis.identify_on_tables": lambda f, w: (
+        f(w.ridge, w.table_task, n_tables=3, families=["nearest neighbours"], **QUIET).matches[0].squared_distances
+    ),
+    "analysis.regret": lambda f, w: f(w.model, w.task, n_prompts=8, **QUIET),
+    "analysis.measure_shifted_losses": lambda f, w: f({"ridge": w.learner}, w.task, n_prompts=8, **QUIET),
+    "analysis.behaviour.induced_weights": lambda f, w: f(w.learner, w.prompts),
+    "analysis.behaviour.sensitivities": lambda f, w: f(w.model, w.prompts),
+    "analysis.behaviour.regressed_weights": lambda f, w: f(w.model, w.prompts, w.others.xs[:, -1]),
+    "analysis.behaviour.tuned_descent": lambda f, w: f(w.prompts, 2),
+    "analysis.behaviour.tuned_clipped_descent": lambda f, w: f(w.prompts, 2, 1.0),
+    # ---- layers ----
+    "analysis.Lens": lambda f, w: f(w.model).errors(w.prompts),
+    "analysis.fit_readouts": lambda f, w: _read_out(f(w.model, w.prompts, **QUIET), w.others),
+    "analysis.probe": lambda f, w: f(w.model, {"ols": layer_analysis.ols_weights}, w.prompts, w.others, **QUIET),
+    "analysis.layers.LayerErrors.of": lambda f, w: f(w.descent.trajectory(w.prompts), w.prompts),
+    "analysis.layers.algorithm_weights": lambda f, w: f(algorithms.ols)(w.prompts),
+    "analysis.layers.direct_logit_attribution": lambda f, w: f(w.language.model, w.words.ids, w.words.targets, **QUIET),
+    "analysis.layers.logit_lens": lambda f, w: f(w.language.model, w.words.ids, **QUIET),
+    "analysis.layers.cross_moments": lambda f, w: f(w.prompts),
+    "analysis.layers.ols_weights": lambda f, w: f(w.prompts),
+    "analysis.layers.second_moments": lambda f, w: f(w.prompts),
+    # ---- weights ----
+    "analysis.read_weight_products": lambda f, w: f(w.exact),
+    "analysis.weights.replace_products": lambda f, w: f(w.lsa, analysis.read_weight_products(w.lsa)),
+    "analysis.weights.linear_attention_optimum": lambda f, w: f(w.eigenvalues, 4),
+    "analysis.weights.one_step_optimum": lambda f, w: f(w.task),
+    "analysis.connect_modes": lambda f, w: f(w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET),
+    "analysis.interpolate": lambda f, w: f(w.exact, w.near, w.prompts, n_alphas=3),
+    "analysis.fit_construction": lambda f, w: f([w.lsa], "gd", w.checkpoint.task, n_prompts=16),
+    # ---- heads ----
+    "analysis.composition_scores": lambda f, w: f(w.model),
+    "analysis.score_heads": lambda f, w: f(w.tokens, n_prompts=4, **QUIET),
+    "analysis.score_heads_over_training": lambda f, w: f([w.tokens], n_prompts=4, **QUIET),
+    "analysis.measure_target_copying": lambda f, w: f(w.model, w.prompts, **QUIET),
+    "analysis.read_dual_form": lambda f, w: f(w.exact, w.prompts, **QUIET),
+    # ---- interventions and circuits ----
+    "analysis.patch": lambda f, w: f(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
+    "analysis.ablate": lambda f, w: f(w.model, w.prompts, "z", ("layer", "head"), **QUIET),
+    "analysis.attribute": lambda f, w: f(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
+    "analysis.patch_paths": lambda f, w: f(w.model, w.prompts, w.others, **QUIET),
+    "analysis.corrupt": lambda f, w: [f(w.prompts, kind, seed=1) for kind in ("task", "labels", "query", "noise")],
+    "analysis.corrupt_tokens": lambda f, w: f(w.sequences.ids, d_vocab=5, seed=1),
+    "analysis.next_token_loss": lambda f, w: f(w.words.targets)(w.logits),
+    "analysis.interventions.squared_error": lambda f, w: f(w.prompts)(w.model.predict(w.prompts)),
+    "analysis.interventions.logit_difference": lambda f, w: f(w.words.targets, w.words.targets.flip(0))(w.logits),
+    "analysis.interventions.target_probability": lambda f, w: f(w.words.targets)(w.logits),
+    "analysis.interventions.correlate_effects": lambda f, w: f(w.sweep, w.sweep),
+    "analysis.find_circuit": lambda f, w: f(w.model, w.few, **QUIET),
+    "analysis.score_edges": lambda f, w: [f(w.model, w.few, scoring=kind, **QUIET) for kind in ("eap-ig", "mask-ig")],
+    "analysis.measure_circuit": lambda f, w: f(w.model, w.circuit, w.prompts, n_subsets=3, **QUIET),
+    "analysis.compare_circuits": lambda f, w: f(w.circuit, w.circuit),
+    "analysis.circuits.circuit_curve": lambda f, w: f(w.model, w.scores, w.few, **QUIET),
+    # ---- causes ----
+    "analysis.interchange": lambda f, w: f(w.exact, w.hypothesis, w.prompts, w.sources, **QUIET),
+    "analysis.sample_sources": lambda f, w: f(w.task, w.prompts, seed=1),
+    "analysis.test_hypotheses": lambda f, w: f(
+        w.exact, w.task, [w.hypothesis], n_prompts=16, with_likeness=False, **QUIET
+    ),
+    "analysis.fit_subspace": lambda f, w: f(
+        w.exact, w.hypothesis, "residual", w.task, layers=1, dims=1, fit=causes.SubspaceFit(8, 8, 2, 0), **QUIET
+    ),
+    "analysis.causes.exchange_patterns": lambda f, w: f(w.exact, w.prompts, w.sources),
+    "analysis.causes.fit_hypotheses": lambda f, w: f(w.exact, w.task, {"gd": w.hypothesis.algorithm}, **QUIET),
+    # ---- fine-tuning ----
+    "analysis.fine_tune": lambda f, w: f(w.model, w.shots, w.tuning, **QUIET),
+    "analysis.compare_with_finetuning": lambda f, w: f(w.model, w.shots, w.tuning, **QUIET),
+    "analysis.compare_on_prompts": lambda f, w: f(w.model, w.few, w.tuning, **QUIET),
+    "analysis.finetuning.search_tuning": lambda f, w: f(w.model, w.shots, **FEW_SETTINGS, **QUIET),
+    "analysis.finetuning.search_on_prompts": lambda f, w: f(w.model, w.few, **FEW_SETTINGS, **QUIET),
+    "analysis.finetuning.prompt_shots": lambda f, w: f(w.model, w.prompts[:1]),
+    "analysis.finetuning.draw_texts": lambda f, w: f(
+        text.TEXT_TASKS["farm"], n_demonstrations=3, n_held_out=3, n_queries=3
+    ),
+    "analysis.finetuning.measure_accuracy": lambda f, w: f(w.reader, text.topic_tokenizer(), w.texts, (0, 2)),
+    "analysis.finetuning.study_task": lambda f, w: f(
+        w.reader, text.topic_tokenizer(), w.texts, methods=("plain",), search=FEW_SETTINGS, **QUIET
+    ),
+    # ---- dynamics ----
+    "analysis.find_transitions": lambda f, w: f([1, 2, 3, 4], [[1.0, 1.0], [1.0, 0.9], [0.1, 0.8], [0.1, 0.2]]),
+    "analysis.measure_over_training": lambda f, w: f(
+        [w.model, w.other], lambda m: {"e": m.predict(w.prompts)[:, 0]}, **QUIET
+    ),
+    "analysis.dynamics.learning_coefficient": lambda f, w: _quietly(
+        f, w.exact, w.prompts, sampler=dynamics.Sampler(2, 6, 2, step_size=1e-4), **QUIET
+    ),
+    "analysis.dynamics.track_strategies": lambda f, w: f(
+        [w.model, w.other], {"ridge": w.learner, "mean": w.mean}, w.prompts, n_resamples=3, **QUIET
+    ),
+    "analysis.dynamics.fit_strategy_odds": lambda f, w: f(
+        w.shares, [2, 4, 8], [10, 20, 30, 40], [0.3, 0.4, 0.5], held_out=(8,)
+    ),
+    # ---- language ----
+    "analysis.language.icl_score": lambda f, w: f(
+        w.language, ["antonyms", "plural"], shots=(0, 2), n_prompts=3, **QUIET
+    ),
+    "analysis.language.function_vectors": lambda f, w: f(
+        w.language, "antonyms", n_heads=2, n_shots=2, n_prompts=3, n_clean=3, **QUIET
+    ),
+    "analysis.language.task_vectors": lambda f, w: f(w.language, "antonyms", n_shots=2, n_prompts=3, **QUIET),
+    "analysis.language.loss_by_position": lambda f, w: f(w.language, w.words.ids),
+    "analysis.language.ablate_matched": lambda f, w: f(
+        w.language.model, w.words, [(0, 1)], reference=w.shuffled_words, n_random=2, **QUIET
+    ),
+    "analysis.language.stability": lambda f, w: f(lambda i: ["a", "b", "c"][i : i + 2], [0, 1], **QUIET),
+    "analysis.language.align_variables": lambda f, w: f(
+        w.tokens, w.causal, "first", w.ids, layers=[0], fit=language.AlignmentFit(2, 20, 1), **QUIET
+    ),
+    "analysis.language.TextLearner": lambda f, w: f(w.language).write(w.few),
+    # ---- texts, models of others, saved models ----
+    "text.word_prompts": lambda f, w: f(w.tokenizer, "antonyms", n_prompts=3, n_shots=2, labels="shuffled"),
+    "text.text_shots": lambda f, w: f(text.topic_tokenizer(), w.texts.demonstrations, w.texts.queries),
+    "text.load_texts": lambda f, w: f("farm", "train", n_texts=5),
+    "interop.from_sklearn": lambda f, w: f(Ridge()).predict(w.prompts),
+    "interop.open_states": lambda f, w: f(w.mamba),
+    "interop.to_transformer_lens": lambda f, w: f(w.plain),
+    "interop.from_transformer_lens": lambda f, w: f(*interop.to_transformer_lens(w.plain)),
+    "checkpoints.load": lambda f, w: f("lsa-1l"),
+    "checkpoints.load_checkpoint": lambda f, w: f("lsa-1l").models,
+    "checkpoints.save": lambda f, w: checkpoints.load_checkpoint(f(w.folder / "saved", w.model)).models,
+    "checkpoints.Study": lambda f, w: f.load("lsa-1l").prompts.xs,
+    "checkpoints.untrained": lambda f, w: f(w.checkpoint).models,
+    "models.build": lambda f, w: f(w.model.cfg, seed=3),
+    "models.HookedTransformer": lambda f, w: f(w.model.cfg, seed=3),
+    "models.HookedLSTM": lambda f, w: f(w.lstm.cfg, seed=3),
+    "prompts.Tables.from_arrays": lambda f, w: f(w.few.xs[0], w.few.ys[0], w.few.xs[1]).prompts(),
+    "models.process_weights": lambda f, w: f(w.tokens),
+    "models.wrap": lambda f, w: f(w.module, encode="paired", layers="blocks.{}").predict(w.prompts),
+    "prompts.Prompts.concatenate": lambda f, w: f([w.prompts, w.others]),
+    "prompts.TokenSequences.concatenate": lambda f, w: f([w.sequences, w.sequences]),
+    # ---- training and statistics ----
+    "training.train": lambda f, w: f(w.config, w.folder / "trained", restart=True, **QUIET).models,
+    "training.train_interchange": lambda f, w: (
+        f(w.config, Hypothesis(ResidualDescent(2, step_size=0.1)), **QUIET).models
+    ),
+    "sweeps.find_threshold": lambda f, w: f(w.frame[:2], "x", "value"),
+    "statistics.interval": lambda f, w: f(w.samples),
+    "statistics.median_interval": lambda f, w: f(w.samples, seed=1, n_resamples=20),
+    "statistics.crossed_interval": lambda f, w: f(w.prompts.ys[..., 0], n_resamples=20),
+    "statistics.difference_interval": lambda f, w: f(w.samples, w.samples.flip(0)),
+    "statistics.ratio_interval": lambda f, w: f(w.samples, w.samples.flip(0)),
+    "statistics.mean_of_intervals": lambda f, w: f([interval(w.samples), interval(w.samples**2)]),
+    # ---- figures ----
+    "viz.plot": lambda f, w: [f(each) for each in (w.sweep, w.circuit)],
+    "viz.patching_grid": lambda f, w: f(w.sweep),
+    "viz.circuit_graph": lambda f, w: f(w.circuit),
+    "viz.prompt_attention": lambda f, w: f(w.model, w.prompts[0:1]),
+    "viz.lines": lambda f, w: f(w.frame, "x", "value", by="y"),
+    "viz.phase_diagram": lambda f, w: f(w.frame, "x", "y", "value"),
+}
+"""Calls of the functions of these names, which are the first argument."""
 CALLS: dict[str, Call] = {
     **dict(_of_algorithms()),
     **dict(_of_steps()),
     **dict(_of_tasks()),
     **dict(_of_constructions()),
     **dict(_of_models()),
-    # ---- algorithms ----
-    "algorithms.bigram_bayes": lambda w: algorithms.bigram_bayes(w.chain_sequences, d_vocab=3),
-    "algorithms.unigram_bayes": lambda w: algorithms.unigram_bayes(w.chain_sequences, d_vocab=3),
-    "algorithms.uniform_tokens": lambda w: algorithms.uniform_tokens(w.chain_sequences, d_vocab=3),
-    "algorithms.ngram_bayes": lambda w: algorithms.ngram_bayes(w.chain_sequences, d_vocab=3, order=2),
-    "algorithms.pool_bayes": lambda w: algorithms.pool_bayes(
-        w.chain_sequences, pool=w.pooled_chains.transitions(3, seed=0)
-    ),
-    "algorithms.conjunction_bayes": lambda w: algorithms.conjunction_bayes(
-        tasks.Conjunctions(x_dim=3).sample(4, seed=0)
-    ),
-    "algorithms.elimination": lambda w: algorithms.elimination(tasks.Conjunctions(x_dim=3).sample(4, seed=0)),
-    "algorithms.parity_bayes": lambda w: algorithms.parity_bayes(
-        tasks.Parities(x_dim=3, degree=2).sample(4, seed=0), degree=2
-    ),
-    "algorithms.gf2_elimination": lambda w: algorithms.gf2_elimination(tasks.Parities(x_dim=3).sample(4, seed=0)),
-    "algorithms.logistic": lambda w: algorithms.logistic(tasks.LogisticRegression(**SIZES).sample(4, seed=0)),
-    "algorithms.dmmse": lambda w: algorithms.dmmse(w.pool_prompts, pool=w.eye[..., None], noise_std=0.1),
-    "algorithms.preconditioned_gd": lambda w: algorithms.preconditioned_gd(w.prompts, steps=[2], preconditioner=w.eye),
-    "algorithms.on_features": lambda w: algorithms.on_features(
-        w.prompts, features=lambda xs: xs**2, algorithm=algorithms.ridge, hyperparameters={"penalty": 0.1}
-    ),
-    "algorithms.references": lambda w: [
-        each.predict_prefixes(w.prompts) for each in algorithms.references(w.task).values()
-    ],
-    "algorithms.in_context_classifier": lambda w: algorithms.in_context_classifier(
-        tasks.GaussianClusters().sample(3, seed=0), within_class_noise=0.1
-    ),
+    **{name: functools.partial(call, _function(name)) for name, call in OF_FUNCTIONS.items()},
     "algorithms.stepwise.Runs": lambda w: (
         stepwise.Runs(w.hypothesis.algorithm, *map(w.hypothesis.algorithm.states, (w.prompts, w.sources))).base
     ),
@@ -253,246 +413,10 @@ CALLS: dict[str, Call] = {
         w.learner.predict(w.prompts),
         w.descent.trajectory(w.prompts, with_weights=True),
     ),
-    "learners.squared_errors": lambda w: learners.squared_errors(w.model, w.prompts),
-    "learners.token_log_probabilities": lambda w: learners.token_log_probabilities(w.token_learner, w.chain_sequences),
-    "learners.token_losses": lambda w: learners.token_losses(w.token_learner, w.chain_sequences),
-    "learners.prompt_batches": lambda w: list(learners.prompt_batches(w.model, w.prompts)),
-    # ---- behaviour ----
-    "analysis.align": lambda w: analysis.align(w.model, w.learner, w.prompts, **QUIET),
-    "analysis.match": lambda w: analysis.match(w.model, w.learner, w.prompts, **QUIET),
-    "analysis.align_over_training": lambda w: analysis.align_over_training(
-        [w.model, w.other], w.learner, w.prompts, **QUIET
-    ),
-    "analysis.fingerprint": lambda w: analysis.fingerprint(w.learner, w.task, n_prompts=8, **QUIET).violations,
-    "analysis.identify": lambda w: analysis.identify(
-        w.exact, w.task, n_prompts=24, with_limits=False, steps=1, **QUIET
-    ),
-    "analysis.identify_on_tokens": lambda w: analysis.identify_on_tokens(
-        w.token_learner, w.chains, n_prompts=8, **QUIET
-    ),
-    "analysis.fingerprint_on_tables": lambda w: (
-        analysis.fingerprint_on_tables(
-            interop.from_sklearn(Ridge()), tasks.TableRegression(x_dim=2, n_context=8), n_tables=3, **QUIET
-        ).influence
-    ),
-    "analysis.identify_on_tables": lambda w: (
-        analysis.identify_on_tables(
-            interop.from_sklearn(Ridge()),
-            tasks.TableRegression(x_dim=2, n_context=8),
-            n_tables=3,
-            families=["nearest neighbours"],
-            **QUIET,
-        )
-        .matches[0]
-        .squared_distances
-    ),
-    "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_shifted_losses": lambda w: analysis.measure_shifted_losses(
-        {"ridge": w.learner}, w.task, n_prompts=8, **QUIET
-    ),
-    "analysis.behaviour.induced_weights": lambda w: behaviour.induced_weights(w.learner, w.prompts),
-    "analysis.behaviour.sensitivities": lambda w: behaviour.sensitivities(w.model, w.prompts),
-    "analysis.behaviour.regressed_weights": lambda w: behaviour.regressed_weights(
-        w.model, w.prompts, w.others.xs[:, -1]
-    ),
-    "analysis.behaviour.tuned_descent": lambda w: behaviour.tuned_descent(w.prompts, 2),
-    "analysis.behaviour.tuned_clipped_descent": lambda w: behaviour.tuned_clipped_descent(w.prompts, 2, 1.0),
-    # ---- layers ----
-    "analysis.Lens": lambda w: analysis.Lens(w.model).errors(w.prompts),
-    "analysis.fit_readouts": lambda w: _read_out(analysis.fit_readouts(w.model, w.prompts, **QUIET), w.others),
-    "analysis.probe": lambda w: analysis.probe(
-        w.model, {"ols": layer_analysis.ols_weights}, w.prompts, w.others, **QUIET
-    ),
-    "analysis.layers.LayerErrors.of": lambda w: layer_analysis.LayerErrors.of(
-        w.descent.trajectory(w.prompts), w.prompts
-    ),
-    "analysis.layers.algorithm_weights": lambda w: layer_analysis.algorithm_weights(algorithms.ols)(w.prompts),
-    "analysis.layers.direct_logit_attribution": lambda w: layer_analysis.direct_logit_attribution(
-        w.language.model, w.words.ids, w.words.targets, **QUIET
-    ),
-    "analysis.layers.logit_lens": lambda w: layer_analysis.logit_lens(w.language.model, w.words.ids, **QUIET),
-    "analysis.layers.cross_moments": lambda w: layer_analysis.cross_moments(w.prompts),
-    "analysis.layers.ols_weights": lambda w: layer_analysis.ols_weights(w.prompts),
-    "analysis.layers.second_moments": lambda w: layer_analysis.second_moments(w.prompts),
-    # ---- weights ----
-    "analysis.read_weight_products": lambda w: analysis.read_weight_products(w.exact),
-    "analysis.weights.replace_products": lambda w: weights.replace_products(
-        w.lsa, analysis.read_weight_products(w.lsa)
-    ),
-    "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
-    "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
-    "analysis.connect_modes": lambda w: analysis.connect_modes(
-        w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET
-    ),
-    "analysis.interpolate": lambda w: analysis.interpolate(w.exact, w.near, w.prompts, n_alphas=3),
-    "analysis.fit_construction": lambda w: analysis.fit_construction([w.lsa], "gd", w.checkpoint.task, n_prompts=16),
-    # ---- heads ----
-    "analysis.composition_scores": lambda w: analysis.composition_scores(w.model),
-    "analysis.score_heads": lambda w: analysis.score_heads(w.tokens, n_prompts=4, **QUIET),
-    "analysis.score_heads_over_training": lambda w: analysis.score_heads_over_training(
-        [w.tokens], n_prompts=4, **QUIET
-    ),
-    "analysis.measure_target_copying": lambda w: analysis.measure_target_copying(w.model, w.prompts, **QUIET),
-    "analysis.read_dual_form": lambda w: analysis.read_dual_form(w.exact, w.prompts, **QUIET),
-    # ---- interventions and circuits ----
-    "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
-    "analysis.ablate": lambda w: analysis.ablate(w.model, w.prompts, "z", ("layer", "head"), **QUIET),
-    "analysis.attribute": lambda w: analysis.attribute(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
-    "analysis.patch_paths": lambda w: analysis.patch_paths(w.model, w.prompts, w.others, **QUIET),
-    "analysis.corrupt": lambda w: [
-        analysis.corrupt(w.prompts, kind, seed=1) for kind in ("task", "labels", "query", "noise")
-    ],
-    "analysis.corrupt_tokens": lambda w: analysis.corrupt_tokens(w.sequences.ids, d_vocab=5, seed=1),
     "analysis.PatchingSession": lambda w: _session(w),
-    "analysis.next_token_loss": lambda w: analysis.next_token_loss(w.words.targets)(
-        w.language.model(w.words.ids)[:, -1]
-    ),
-    "analysis.interventions.squared_error": lambda w: interventions.squared_error(w.prompts)(
-        w.model.predict(w.prompts)
-    ),
-    "analysis.interventions.logit_difference": lambda w: interventions.logit_difference(
-        w.words.targets, w.words.targets.flip(0)
-    )(w.language.model(w.words.ids)[:, -1]),
-    "analysis.interventions.target_probability": lambda w: interventions.target_probability(w.words.targets)(
-        w.language.model(w.words.ids)[:, -1]
-    ),
-    "analysis.interventions.correlate_effects": lambda w: interventions.correlate_effects(w.sweep, w.sweep),
-    "analysis.find_circuit": lambda w: analysis.find_circuit(w.model, w.few, **QUIET),
-    "analysis.score_edges": lambda w: [
-        analysis.score_edges(w.model, w.few, scoring=kind, **QUIET) for kind in ("eap-ig", "mask-ig")
-    ],
-    "analysis.measure_circuit": lambda w: analysis.measure_circuit(w.model, w.circuit, w.prompts, n_subsets=3, **QUIET),
-    "analysis.compare_circuits": lambda w: analysis.compare_circuits(w.circuit, w.circuit),
-    "analysis.circuits.circuit_curve": lambda w: circuits.circuit_curve(w.model, w.scores, w.few, **QUIET),
-    # ---- causes ----
-    "analysis.interchange": lambda w: analysis.interchange(w.exact, w.hypothesis, w.prompts, w.sources, **QUIET),
-    "analysis.sample_sources": lambda w: analysis.sample_sources(w.task, w.prompts, seed=1),
-    "analysis.test_hypotheses": lambda w: analysis.test_hypotheses(
-        w.exact, w.task, [w.hypothesis], n_prompts=16, with_likeness=False, **QUIET
-    ),
-    "analysis.fit_subspace": lambda w: analysis.fit_subspace(
-        w.exact,
-        w.hypothesis,
-        "residual",
-        w.task,
-        layers=1,
-        dims=1,
-        fit=causes.SubspaceFit(8, 8, 2, 0),
-        **QUIET,
-    ),
-    "analysis.causes.exchange_patterns": lambda w: causes.exchange_patterns(w.exact, w.prompts, w.sources),
-    "analysis.causes.fit_hypotheses": lambda w: causes.fit_hypotheses(
-        w.exact, w.task, {"gd": w.hypothesis.algorithm}, **QUIET
-    ),
-    # ---- fine-tuning ----
-    "analysis.fine_tune": lambda w: analysis.fine_tune(w.model, w.shots, w.tuning, **QUIET),
-    "analysis.compare_with_finetuning": lambda w: analysis.compare_with_finetuning(w.model, w.shots, w.tuning, **QUIET),
-    "analysis.compare_on_prompts": lambda w: analysis.compare_on_prompts(w.model, w.few, w.tuning, **QUIET),
-    "analysis.finetuning.search_tuning": lambda w: finetuning.search_tuning(
-        w.model, w.shots, learning_rates=(0.01,), epochs=(1,), **QUIET
-    ),
-    "analysis.finetuning.search_on_prompts": lambda w: finetuning.search_on_prompts(
-        w.model, w.few, learning_rates=(0.01,), epochs=(1,), **QUIET
-    ),
-    "analysis.finetuning.prompt_shots": lambda w: finetuning.prompt_shots(w.model, w.prompts[:1]),
-    "analysis.finetuning.draw_texts": lambda w: finetuning.draw_texts(
-        text.TEXT_TASKS["farm"], n_demonstrations=3, n_held_out=3, n_queries=3
-    ),
-    "analysis.finetuning.measure_accuracy": lambda w: finetuning.measure_accuracy(
-        w.reader, text.topic_tokenizer(), w.texts, (0, 2)
-    ),
-    "analysis.finetuning.study_task": lambda w: finetuning.study_task(
-        w.reader,
-        text.topic_tokenizer(),
-        w.texts,
-        methods=("plain",),
-        search={"learning_rates": (0.01,), "epochs": (1,)},
-        **QUIET,
-    ),
-    # ---- dynamics ----
-    "analysis.find_transitions": lambda w: analysis.find_transitions(
-        [1, 2, 3, 4], [[1.0, 1.0], [1.0, 0.9], [0.1, 0.8], [0.1, 0.2]]
-    ),
-    "analysis.measure_over_training": lambda w: analysis.measure_over_training(
-        [w.model, w.other], lambda m: {"e": m.predict(w.prompts)[:, 0]}, **QUIET
-    ),
-    "analysis.dynamics.learning_coefficient": lambda w: _quietly(
-        dynamics.learning_coefficient, w.exact, w.prompts, sampler=dynamics.Sampler(2, 6, 2, step_size=1e-4), **QUIET
-    ),
-    "analysis.dynamics.track_strategies": lambda w: dynamics.track_strategies(
-        [w.model, w.other],
-        {"ridge": w.learner, "mean": AlgorithmLearner(algorithms.averaging)},
-        w.prompts,
-        n_resamples=3,
-        **QUIET,
-    ),
-    "analysis.dynamics.fit_strategy_odds": lambda w: dynamics.fit_strategy_odds(
-        w.shares, [2, 4, 8], [10, 20, 30, 40], [0.3, 0.4, 0.5], held_out=(8,)
-    ),
-    # ---- language ----
-    "analysis.language.icl_score": lambda w: language.icl_score(
-        w.language, ["antonyms", "plural"], shots=(0, 2), n_prompts=3, **QUIET
-    ),
-    "analysis.language.function_vectors": lambda w: language.function_vectors(
-        w.language, "antonyms", n_heads=2, n_shots=2, n_prompts=3, n_clean=3, **QUIET
-    ),
-    "analysis.language.task_vectors": lambda w: language.task_vectors(
-        w.language, "antonyms", n_shots=2, n_prompts=3, **QUIET
-    ),
-    "analysis.language.loss_by_position": lambda w: language.loss_by_position(w.language, w.words.ids),
-    "analysis.language.ablate_matched": lambda w: language.ablate_matched(
-        w.language.model, w.words, [(0, 1)], reference=w.shuffled_words, n_random=2, **QUIET
-    ),
     "analysis.language.steering": lambda w: _steered(w),
-    "analysis.language.stability": lambda w: language.stability(lambda i: ["a", "b", "c"][i : i + 2], [0, 1], **QUIET),
-    "analysis.language.align_variables": lambda w: language.align_variables(
-        w.tokens, w.causal, "first", w.ids, layers=[0], fit=language.AlignmentFit(2, 20, 1), **QUIET
-    ),
-    "analysis.language.TextLearner": lambda w: language.TextLearner(w.language).write(w.few),
-    # ---- texts, models of others, saved models ----
-    "text.word_prompts": lambda w: text.word_prompts(
-        w.tokenizer, "antonyms", n_prompts=3, n_shots=2, labels="shuffled"
-    ),
-    "text.text_shots": lambda w: text.text_shots(text.topic_tokenizer(), w.texts.demonstrations, w.texts.queries),
-    "text.load_texts": lambda w: text.load_texts("farm", "train", n_texts=5),
-    "interop.from_sklearn": lambda w: interop.from_sklearn(Ridge()).predict(w.prompts),
-    "interop.open_states": lambda w: interop.open_states(w.mamba),
-    "interop.to_transformer_lens": lambda w: interop.to_transformer_lens(w.plain),
-    "interop.from_transformer_lens": lambda w: interop.from_transformer_lens(*interop.to_transformer_lens(w.plain)),
-    "checkpoints.load": lambda w: checkpoints.load("lsa-1l"),
-    "checkpoints.load_checkpoint": lambda w: checkpoints.load_checkpoint("lsa-1l").models,
-    "checkpoints.save": lambda w: checkpoints.load_checkpoint(checkpoints.save(w.folder / "saved", w.model)).models,
-    "checkpoints.Study": lambda w: checkpoints.Study.load("lsa-1l").prompts.xs,
-    "checkpoints.untrained": lambda w: checkpoints.untrained(w.checkpoint).models,
-    "models.build": lambda w: build(w.model.cfg, seed=3),
-    "models.HookedTransformer": lambda w: mechicl_models.HookedTransformer(w.model.cfg, seed=3),
-    "models.HookedLSTM": lambda w: HookedLSTM(w.lstm.cfg, seed=3),
     "models.TableTransformer": lambda w: w.table_model.predict(w.prompts),
-    "prompts.Tables.from_arrays": lambda w: Tables.from_arrays(w.few.xs[0], w.few.ys[0], w.few.xs[1]).prompts(),
-    "models.process_weights": lambda w: mechicl_models.process_weights(w.tokens),
-    "models.wrap": lambda w: wrap(w.module, encode="paired", layers="blocks.{}").predict(w.prompts),
-    "prompts.Prompts.concatenate": lambda w: Prompts.concatenate([w.prompts, w.others]),
-    "prompts.TokenSequences.concatenate": lambda w: TokenSequences.concatenate([w.sequences, w.sequences]),
-    # ---- training and statistics ----
-    "training.train": lambda w: training.train(w.config, w.folder / "trained", restart=True, **QUIET).models,
-    "training.train_interchange": lambda w: (
-        training.train_interchange(w.config, Hypothesis(ResidualDescent(2, step_size=0.1)), **QUIET).models
-    ),
     "training.SOAP": lambda w: _soap_step(),
-    "sweeps.find_threshold": lambda w: find_threshold(w.frame[:2], "x", "value"),
-    "statistics.interval": lambda w: interval(w.samples),
-    "statistics.median_interval": lambda w: median_interval(w.samples, seed=1, n_resamples=20),
-    "statistics.crossed_interval": lambda w: crossed_interval(w.prompts.ys[..., 0], n_resamples=20),
-    "statistics.difference_interval": lambda w: difference_interval(w.samples, w.samples.flip(0)),
-    "statistics.ratio_interval": lambda w: ratio(w.samples, w.samples.flip(0)),
-    "statistics.mean_of_intervals": lambda w: mean_of_intervals([interval(w.samples), interval(w.samples**2)]),
-    # ---- figures ----
-    "viz.plot": lambda w: [viz.plot(each) for each in (w.sweep, w.circuit)],
-    "viz.patching_grid": lambda w: viz.patching_grid(w.sweep),
-    "viz.circuit_graph": lambda w: viz.circuit_graph(w.circuit),
-    "viz.prompt_attention": lambda w: viz.prompt_attention(w.model, w.prompts[0:1]),
-    "viz.lines": lambda w: viz.lines(w.frame, "x", "value", by="y"),
-    "viz.phase_diagram": lambda w: viz.phase_diagram(w.frame, "x", "y", "value"),
 }
 
 

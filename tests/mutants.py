@@ -7,18 +7,20 @@ mirror its module or name what it changes, until one fails. Prints every survivo
 
 import argparse
 import ast
-import copy
 import json
 import os
 import random
 import re
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 PACKAGES = ("algorithms", "constructions", "analysis")
 COMPARISONS = {
@@ -29,8 +31,6 @@ ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult,
     ast.Mod: ast.Mult,
 }  # fmt: skip
-
-
 OUTCOMES = {0: "survived", 1: "killed", 2: "killed"}  # what pytest returns: 2, where a module cannot be imported
 
 
@@ -45,25 +45,38 @@ class Mutant:
     source: str
 
 
+def changed(node: ast.AST) -> ast.expr | None:
+    """Return an expression with another operator, number or truth value; None if it has none that is changed."""
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
+            return ast.Compare(node.left, [COMPARISONS[type(operator)]()], node.comparators)
+        case ast.BinOp() if type(node.op) in ARITHMETIC and not isinstance(node.left, ast.JoinedStr):
+            return ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right)
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            return node.operand
+        case ast.BoolOp():
+            return ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+        case ast.Constant(value=bool()):
+            return ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            return ast.Constant(node.value + 1)
+    return None
+
+
 def mutants_of(root: Path, file: Path) -> list[Mutant]:
     """List every mutant of a file; annotations, decorators, error messages and docstrings stay unchanged."""
-    tree = ast.parse(file.read_text())
     lines, mutants = file.read_text().splitlines(keepends=True), []
 
-    def add(node: ast.expr, changed: ast.expr, name: str) -> None:
-        if node.lineno != node.end_lineno:
-            return
-        line = lines[node.lineno - 1].encode()
-        text = ast.unparse(changed)
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
-            text = f"({text})"
+    def add(node: ast.expr, new: ast.expr, name: str) -> None:
+        line, text = lines[node.lineno - 1].encode(), ast.unparse(new)
+        text = text if isinstance(node, ast.Constant) else f"({text})"
         replaced = line[: node.col_offset] + text.encode() + line[node.end_col_offset :]
         source = "".join([*lines[: node.lineno - 1], replaced.decode(), *lines[node.lineno :]])
         try:
             ast.parse(source)
         except SyntaxError:  # inside an f-string, say
             return
-        change = f"{ast.unparse(node)}  ->  {ast.unparse(changed)}"
+        change = f"{ast.unparse(node)}  ->  {ast.unparse(new)}"
         mutants.append(Mutant(str(file.relative_to(root)), node.lineno, name, change, source))
 
     def visit(node: ast.AST, name: str) -> None:
@@ -71,25 +84,9 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
             return
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             name = node.name if name.startswith("_") or not name or node.name[0] != "_" else name
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-            changed = copy.deepcopy(node)
-            changed.ops = [COMPARISONS[type(node.ops[0])]()]
-            add(node, changed, name)
-        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC and not isinstance(node.left, ast.JoinedStr):
-            changed = copy.deepcopy(node)
-            changed.op = ARITHMETIC[type(node.op)]()
-            add(node, changed, name)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-            add(node, node.operand, name)
-        if isinstance(node, ast.BoolOp):
-            changed = copy.deepcopy(node)
-            changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            add(node, changed, name)
-        if isinstance(node, ast.Constant):
-            if isinstance(node.value, bool):
-                add(node, ast.Constant(not node.value), name)
-            elif isinstance(node.value, int | float):
-                add(node, ast.Constant(node.value + 1), name)
+        new = changed(node)
+        if new is not None and isinstance(node, ast.expr) and node.lineno == node.end_lineno:
+            add(node, new, name)
         for field, child in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
@@ -97,7 +94,7 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
                 if isinstance(item, ast.AST):
                     visit(item, name)
 
-    for statement in tree.body:
+    for statement in ast.parse(file.read_text()).body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             visit(statement, "")
     return mutants
@@ -120,27 +117,19 @@ def tests_for(root: Path, mutant: Mutant) -> list[str]:
     return [str(path.relative_to(root)) for path in chosen] or [str(mirrored)]
 
 
-def start(tree: Path, mutant: Mutant, tests: list[str]) -> int:
-    """Write the mutant into a copy of the tree, run the tests there in a fork, and return the process id."""
+def try_mutant(tree: Path, mutant: Mutant, tests: list[str], limit: float) -> str:
+    """Run tests in a copy of the tree with the mutant, and return "killed", "survived", "time" or "error"."""
+    before = (tree / mutant.file).read_text()
     (tree / mutant.file).write_text(mutant.source)
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 99
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests]
     try:
-        os.setsid()
-        os.chdir(tree)
-        sys.path.insert(0, str(tree))
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        import pytest
-
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what was imported before the fork
-        code = int(pytest.main([*options, *tests]))
+        done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return "time"
     finally:
-        os._exit(code)
+        (tree / mutant.file).write_text(before)
+    return OUTCOMES.get(done.returncode, "error")
 
 
 def main() -> None:
@@ -158,53 +147,28 @@ def main() -> None:
     every = [mutant for path in files for mutant in mutants_of(root, path)]
     sample = random.Random(arguments.seed).sample(every, min(arguments.n, len(every)))
     print(f"{len(every)} mutants in {len(files)} files; {len(sample)} of them, seed {arguments.seed}", flush=True)
-
-    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
-    sys.path = [path for path in sys.path if Path(path or ".").resolve() != root / "tests"]
-    import beartype  # noqa: F401  what every child needs is imported once, before the forks
-    import datasets  # noqa: F401
-    import hypothesis.strategies  # noqa: F401
-    import pandas  # noqa: F401
-    import plotly.graph_objects  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.optimize  # noqa: F401
-    import torch
-    import transformer_lens  # noqa: F401
-    import transformers  # noqa: F401
-
-    torch.set_num_threads(1)
     log = arguments.log or Path(tempfile.mkdtemp()) / "mutants.jsonl"
     known = {(m["file"], m["line"], m["change"]): m for m in map(json.loads, log.open())} if log.exists() else {}
-    with tempfile.TemporaryDirectory() as folder:
-        idle = [Path(folder, str(worker)) for worker in range(arguments.workers)]
-        for tree in idle:
+    trees = SimpleQueue[Path]()
+
+    def row_of(mutant: Mutant) -> dict[str, Any]:
+        row = known.get((mutant.file, mutant.line, mutant.change))
+        if row is None:
+            tree, begun = trees.get(), time.monotonic()
+            outcome = try_mutant(tree, mutant, tests_for(root, mutant), arguments.limit)
+            trees.put(tree)
+            row = {"file": mutant.file, "line": mutant.line, "name": mutant.name, "change": mutant.change}
+            row |= {"outcome": outcome, "seconds": round(time.monotonic() - begun, 1)}
+            with log.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+        return row
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.workers) as pool:
+        for worker in range(arguments.workers):
+            tree = Path(folder, str(worker))
             shutil.copytree(root, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "report", "runs"))
-        waiting = [m for m in sample if (m.file, m.line, m.change) not in known]
-        rows = [known[m.file, m.line, m.change] for m in sample if (m.file, m.line, m.change) in known]
-        running: dict[int, tuple[Mutant, Path, float]] = {}
-        while waiting or running:
-            while waiting and idle:
-                mutant, tree = waiting.pop(0), idle.pop()
-                running[start(tree, mutant, tests_for(root, mutant))] = (mutant, tree, time.monotonic())
-            time.sleep(0.1)
-            for pid, (mutant, tree, begun) in list(running.items()):
-                done, status = os.waitpid(pid, os.WNOHANG)
-                seconds = time.monotonic() - begun
-                if not done and seconds < arguments.limit:
-                    continue
-                outcome = "time"
-                if done:
-                    outcome = OUTCOMES.get(os.waitstatus_to_exitcode(status), "error")
-                else:
-                    os.killpg(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                shutil.copy(root / mutant.file, tree / mutant.file)
-                idle.append(tree)
-                del running[pid]
-                row = {"file": mutant.file, "line": mutant.line, "name": mutant.name, "change": mutant.change}
-                rows.append(row | {"outcome": outcome, "seconds": round(seconds, 1)})
-                with log.open("a") as lines:
-                    lines.write(json.dumps(rows[-1]) + "\n")
+            trees.put(tree)
+        rows = list(pool.map(row_of, sample))
     for row in rows:
         if row["outcome"] not in ("killed", "time"):
             print(f"{row['outcome']}  {row['file']}:{row['line']} {row['name']}: {row['change']}")

@@ -10,13 +10,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import mechicl.analysis
+import mechicl
 from mechicl import algorithms, analysis, constructions, tasks
-from mechicl.checkpoints import load
+from mechicl.checkpoints import load, load_checkpoint
+from mechicl.learners import AlgorithmLearner
 from mechicl.prompts import TokenSequences
 
 ROOT = Path(mechicl.__file__).parent
@@ -134,52 +136,41 @@ def test_no_public_function_has_ten_parameters():
     ]
 
 
-def examples() -> list[str]:
-    return [name for name in mechicl.analysis.__all__ if inspect.isroutine(getattr(mechicl.analysis, name))]
+# ---- examples in docstrings ----
+NAMES = {
+    "torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load,
+    "load_checkpoint": load_checkpoint, "AlgorithmLearner": AlgorithmLearner, "TokenSequences": TokenSequences,
+    **{name: getattr(tasks, name) for name in tasks.__all__},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def names() -> dict:
-    """Names that every example may use."""
-    import torch
-
-    from mechicl import algorithms, constructions
-    from mechicl.checkpoints import load, load_checkpoint
-    from mechicl.learners import AlgorithmLearner
-    from mechicl.tasks import LinearRegression
-
+def names() -> dict[str, Any]:
+    """Names that every example of the analyses may use."""
     checkpoint = load_checkpoint("gpt2-8l")
-    names = {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": checkpoint.task.sample(16, seed=1)}
-    names |= {"torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load}
-    names |= {"load_checkpoint": load_checkpoint, "AlgorithmLearner": AlgorithmLearner}
-    names |= {"LinearRegression": LinearRegression}
-    for module in vars(mechicl.analysis).values():
-        if inspect.ismodule(module):
-            names |= {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    prompts = checkpoint.task.sample(16, seed=1)
+    names = NAMES | {"model": checkpoint.models[0], "task": checkpoint.task, "prompts": prompts}
+    for module in filter(inspect.ismodule, vars(analysis).values()):
+        names |= {name: getattr(module, name) for name in getattr(module, "__all__", ())}
     return names
 
 
+EXAMPLES = [name for name in analysis.__all__ if inspect.isroutine(getattr(analysis, name))]
 SLOW = ("test_hypotheses", "fit_subspace")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in examples()]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in EXAMPLES]
 )
-def test_examples_run(name: str, names: dict):
-    text = inspect.getdoc(getattr(mechicl.analysis, name)) or ""
+def test_examples_run(name: str, names: dict[str, Any]):
+    text = inspect.getdoc(getattr(analysis, name)) or ""
     lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", text.partition("Example:")[2], flags=re.MULTILINE)
     assert lines, f"{name} has no example"
     exec("\n".join(lines), dict(names))
 
 
-# ---- examples of modules ----
-NAMES = {
-    "torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load,
-    "TokenSequences": TokenSequences, **{name: getattr(tasks, name) for name in tasks.__all__},
-}  # fmt: skip
 EXAMPLES_MODULES = (
-    "algorithms.discrete", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
-    "algorithms.token_counts",
+    "algorithms.discrete", "algorithms.stepwise.copying", "algorithms.stepwise.inverses", "algorithms.token_counts",
     "analysis.behaviour.token_identification", "base.threads", "constructions.hiding", "constructions.supports",
     "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
     "tasks.sampling", "tasks.token_sequences",
@@ -198,12 +189,10 @@ def test_examples_of_a_module_run(name):
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
-    [
-        ("import mechicl.algorithms, mechicl.tasks", ("transformers", "transformer_lens", "pandas")),
-        ("import mechicl.analysis", ("torch",)),
-        ("from mechicl.analysis import identify", ("mechicl.analysis.circuits", "mechicl.analysis.language")),
-    ],
-)
+    [("import mechicl.algorithms, mechicl.tasks", ("transformers", "transformer_lens", "pandas")),
+     ("import mechicl.analysis", ("torch",)),
+     ("from mechicl.analysis import identify", ("mechicl.analysis.circuits", "mechicl.analysis.language"))],
+)  # fmt: skip
 def test_what_is_not_needed_is_not_imported(statement: str, absent: tuple[str, ...]):
     code = f"import sys; {statement}; print([name for name in {absent} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -184,10 +184,7 @@ def test_every_kind_of_field_can_be_overridden(here):
 @pytest.mark.parametrize(("words", "task"), [
     (["--task", "SineRegression", "--task.n-context", "5", "--model.x-dim", "1"], SineRegression(n_context=5)),
     (["--task", "FixedTasks", "--task.n-tasks", "3"], FixedTasks(PRESETS["lsa-1l"].eval_tasks[0], 3)),  # type: ignore
-    (
-        ["--task.task.n-context", "4", "--task", "FixedTasks"],
-        FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),
-    ),
+    (["--task.task.n-context", "4", "--task", "FixedTasks"], FixedTasks(LinearRegression(n_context=4), 2048)),
     (["--task", "LinearRegression", "--task.noise-std", "0.5"], LinearRegression(noise_std=0.5)),
     (["--task", "DecisionTrees", "--d", "10", "--task.depth", "2"], DecisionTrees(x_dim=10, depth=2)),
 ])  # fmt: skip
@@ -231,10 +228,9 @@ def test_the_size_of_the_task_is_set_once_and_model_and_curriculum_follow(here, 
     assert load(here / "sized" / "checkpoint").cfg == config.model
 
 
-@pytest.mark.parametrize("word", ["none", "None"])
-def test_a_run_without_its_presets_curriculum(here, word):
-    assert trained(here, "gpt2-8l", "--curriculum", word).curriculum is None
-    ramp = trained(here, "gpt2-8l", f"--curriculum={word}", "--curriculum.dims", "2", "5", "3", "1").curriculum
+def test_a_run_without_its_presets_curriculum(here):
+    assert trained(here, "gpt2-8l", "--curriculum", "none").curriculum is None
+    ramp = trained(here, "gpt2-8l", "--curriculum=None", "--curriculum.dims", "2", "5", "3", "1").curriculum
     assert ramp == Curriculum(dims=Ramp(2, 5, 3, 1))
 
 
@@ -335,16 +331,11 @@ def modules_after(code: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
 
 
-@pytest.mark.parametrize("words", [
-    ["--help"],
-    ["list"],
-    ["--version"],
-    ["report", "--help"],
-    ["train", "--help"],
-    ["train", "lsa-2"],
-    ["sweep", "--help"],
-    ["join"],
-])  # fmt: skip
+WITHOUT_TORCH = [["--help"], ["list"], ["--version"], ["report", "--help"], ["train", "--help"], ["train", "lsa-2"],
+                 ["sweep", "--help"], ["join"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WITHOUT_TORCH)
 def test_help_list_and_mistakes_do_not_load_torch(words):
     loaded = modules_after(f"import mechicl.cli; mechicl.cli.main({words})")
     assert "tyro" in loaded
@@ -376,8 +367,16 @@ def test_analyses_and_sweeps_start_without_what_only_some_calls_need():
     assert done.stdout.split() == ["False", "set()"], done.stderr
 
 
-def test_importing_mechicl_loads_nothing_of_it():
-    assert not modules_after("import mechicl") & (HEAVY | {"tyro"})
+@pytest.mark.parametrize(("code", "absent"), [
+    ("import mechicl", HEAVY | {"tyro"}),
+    ("import mechicl.cli; mechicl.cli.main(['train', 'lsa-1l', '--help'])",
+     {"plotly", "circuitsvis", "anywidget", "ipywidgets"}),
+    pytest.param("import mechicl.text", {"datasets", "networkx"}, marks=pytest.mark.slow),
+    pytest.param("import mechicl.viz, mechicl.reports, mechicl.sweeps", {"IPython", "anywidget", "loky", "networkx"},
+                 marks=pytest.mark.slow),
+])  # fmt: skip
+def test_only_what_is_used_is_loaded(code, absent):
+    assert not modules_after(code) & absent
 
 
 def test_checkpoints_of_one_name_are_compared_under_their_paths(tmp_path, monkeypatch):
@@ -386,19 +385,6 @@ def test_checkpoints_of_one_name_are_compared_under_their_paths(tmp_path, monkey
     runs = [str(save(tmp_path / run / "checkpoint", load("lsa-1l"))) for run in "ab"]
     cli.main(["report", "lsa-1l", "--out", str(tmp_path), "--compare", *runs, "lsa-2l-looped"])
     assert [*seen] == [*runs, "lsa-2l-looped"]
-
-
-def test_help_of_train_loads_nothing_that_only_reports_and_pictures_need():
-    loaded = modules_after("import mechicl.cli; mechicl.cli.main(['train', 'lsa-1l', '--help'])")
-    assert "torch" in loaded
-    assert not loaded & {"plotly", "circuitsvis", "anywidget", "ipywidgets"}
-
-
-@pytest.mark.slow
-def test_texts_figures_and_reports_load_widgets_and_data_sets_only_when_they_are_used():
-    assert not modules_after("import mechicl.text") & {"datasets", "networkx"}
-    figures = modules_after("import mechicl.viz, mechicl.reports, mechicl.sweeps")
-    assert not figures & {"IPython", "anywidget", "loky", "networkx"}
 
 
 @pytest.mark.slow

@@ -195,16 +195,13 @@ def test_every_public_name_is_in_the_reference(site: Path):
 
 
 @pytest.mark.slow
-def test_shapes_are_shown_as_written(site: Path):
-    text = (site / "reference" / "analysis.behaviour.html").read_text(encoding="utf-8")
-    assert 'Float[Tensor, "prompt"]' in html.unescape(re.sub(r"<[^>]+>", "", text))
-
-
-@pytest.mark.slow
-def test_a_result_of_several_lines_is_one_item(site: Path):
-    text = (site / "reference" / "checkpoints.html").read_text(encoding="utf-8")
-    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
-    assert "(the one with the lowest held-out loss), task, record, and snapshots (or None)." in shown
+@pytest.mark.parametrize(("module", "text"), [
+    ("analysis.behaviour", 'Float[Tensor, "prompt"]'),  # shapes as written
+    ("checkpoints", "(the one with the lowest held-out loss), task, record, and snapshots (or None)."),  # in one item
+])  # fmt: skip
+def test_annotations_and_docstrings_are_shown_whole(site: Path, module: str, text: str):
+    page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
+    assert text in " ".join(html.unescape(re.sub(r"<[^>]+>", "", page)).split())
 
 
 @pytest.mark.slow
@@ -256,8 +253,10 @@ README = PATH.read_text(encoding="utf-8")
 FIRST_PAGE = ROOT / "docs" / "index.md"
 
 
-def test_it_is_short():
+def test_it_is_short_and_its_picture_is_small():
     assert len(README.splitlines()) <= 150
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert (ROOT / picture).stat().st_size <= 80_000
     (code,) = blocks(PATH)
     assert len([line for line in code.code.splitlines() if line.strip()]) <= 15
 
@@ -300,11 +299,6 @@ def test_numbers_of_the_findings_are_those_of_the_index():
     assert numbers
     for number in numbers:
         assert number in printed, f"{number}: no results file prints it"
-
-
-def test_the_picture_is_small():
-    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert (ROOT / picture).stat().st_size <= 80_000
 
 
 # ---- the gallery ----

@@ -1,13 +1,11 @@
 """Language models with their tokenizers: ours, folders of transformers, names, revisions and GGUF files."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
 from mechicl.analysis.finetuning import draw_texts
@@ -16,7 +14,7 @@ from mechicl.checkpoints import random_weights
 from mechicl.interop import language_models, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.tasks.topics import WORDS
-from mechicl.text import TEXT_TASKS, text_shots
+from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 from tests.text.models import reader, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -34,26 +32,14 @@ def test_a_checkpoint_of_ours_by_folder_and_seed(tmp_path):
         load_language_model(folder, seed=7)
 
 
-def test_a_checkpoint_that_reads_no_texts_is_refused():
-    with pytest.raises(ValueError, match="lsa-1l was trained on LinearRegression, not on texts"):
-        load_language_model("lsa-1l")
-
-
 @pytest.fixture
 def gpt2(tmp_path):
-    """A folder as `save_pretrained` writes it, with a tokenizer of words."""
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNKNOWN]"))
-    words.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNKNOWN]", bos_token="[START]", eos_token="[START]"
-    )
+    """A folder as `save_pretrained` writes it, with a tokenizer of words, and its model."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, n_positions=64, vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0
-    )
-    model = GPT2LMHeadModel(config).eval()
-    model.save_pretrained(tmp_path / "gpt2")
-    tokenizer.save_pretrained(tmp_path / "gpt2")
+    sizes: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": len(WORDS)}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    for each in (model, topic_tokenizer()):
+        each.save_pretrained(tmp_path / "gpt2")
     return tmp_path / "gpt2", model
 
 
@@ -106,24 +92,18 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
 
 
-def test_folders_have_no_revisions(gpt2):
-    folder, _ = gpt2
-    with pytest.raises(ValueError, match="revision is for models on the hub"):
-        load_language_model(folder, revision="step1000")
-    with pytest.raises(FileNotFoundError, match="neither a folder nor a name on the hub"):
-        load_language_model(folder / "nothing")
-
-
-def test_prompts_longer_than_the_context(gpt2):
-    language = load_language_model(gpt2[0])
-    with pytest.raises(ValueError, match="65 tokens, and the model reads at most 64"):
-        loss_by_position(language, torch.ones(1, 65, dtype=torch.long))
-
-
-# ---- loading language models by name, revision and gguf file: what is refused, and how errors read ----
-def test_our_checkpoints_have_no_revisions():
-    with pytest.raises(ValueError, match="revision and gguf_file"):
-        load_language_model("topics-3l", revision="step1000")
+# ---- what is refused, and how errors read ----
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda folder: load_language_model("lsa-1l"), "lsa-1l was trained on LinearRegression, not on texts"),
+    (lambda folder: load_language_model("topics-3l", revision="step1000"), "revision and gguf_file"),
+    (lambda folder: load_language_model(folder, revision="step1000"), "revision is for models on the hub"),
+    (lambda folder: load_language_model(folder / "nothing"), "neither a folder nor a name on the hub"),
+    (lambda folder: loss_by_position(load_language_model(folder), torch.full((1, 65), 5)),
+     "65 tokens, and the model reads at most 64"),
+])  # fmt: skip
+def test_requests_that_cannot_be_honoured(gpt2, call, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        call(gpt2[0])
 
 
 def test_gguf_needs_its_package(monkeypatch, tmp_path):

@@ -158,14 +158,7 @@ class Centre:
         return self.mean + (xs - self.centre).sum(1)
 
 
-def test_any_object_with_fit_and_predict():
-    prompts = sampled(3)
-    xs, ys = prompts.xs.double().numpy(), prompts.ys.double().numpy()
-    expected = [ys[row, :-1, 0].mean() + (xs[row, -1] - xs[row, :-1].mean(0)).sum() for row in range(3)]
-    np.testing.assert_allclose(from_sklearn(Centre()).predict(prompts)[:, 0], expected, atol=1e-6)
-
-
-def test_rows_of_a_table_share_a_fit():
+def test_rows_of_a_table_share_a_fit_of_any_object_with_fit_and_predict():
     tables = tasks.TableRegression(x_dim=3, n_context=8, n_queries=5).sample_tables(2, seed=0)
     prompts, learner = tables.prompts(), from_sklearn(Centre())
     predicted = learner.predict(prompts)
@@ -174,6 +167,9 @@ def test_rows_of_a_table_share_a_fit():
     alone, Centre.n_fits = Centre.n_fits, 0
     torch.testing.assert_close(learner.predict(prompts), predicted)
     torch.testing.assert_close(torch.cat(each), predicted)
+    xs, ys = prompts.xs.double().numpy(), prompts.ys.double().numpy()
+    expected = [ys[row, :-1, 0].mean() + (xs[row, -1] - xs[row, :-1].mean(0)).sum() for row in range(10)]
+    np.testing.assert_allclose(predicted[:, 0], expected, atol=1e-6)
     assert (alone, Centre.n_fits) == (20, 3)  # one fit of each call finds how many points it needs
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.tools.analysis import (
     EdgeAttributionConfig,
     JacobianLens,
@@ -24,9 +23,10 @@ from transformer_lens.tools.analysis import (
     random_basis,
     reinitialized,
 )
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from mechicl.models import HookedTransformerConfig
+from mechicl.models import HookedTransformer, HookedTransformerConfig
+from mechicl.models.pretrained.loading import from_transformers
+from tests.families import open_family
 from tests.strategies import random_model
 
 KINDS = {"mlp": {}, "attn_only": {"attn_only": True}}
@@ -37,10 +37,10 @@ OTHER_KINDS = KINDS | {
 EDGES = EdgeAttributionConfig("edge")
 
 
-def model_of(kind: str, dtype: str = "float64") -> Any:
+def model_of(kind: str) -> Any:
     """A small transformer with random weights."""
     sizes: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 5, "d_head": 4, "d_vocab": 11, "act_fn": "gelu_new"}
-    return random_model(HookedTransformerConfig(**sizes, dtype=dtype, **OTHER_KINDS[kind])).eval()
+    return random_model(HookedTransformerConfig(**sizes, dtype="float64", **OTHER_KINDS[kind])).eval()
 
 
 def pair() -> tuple[Tensor, Tensor]:
@@ -54,36 +54,21 @@ def metric(logits: Tensor) -> Tensor:
     return (logits[:, -1, 3] - logits[:, -1, 5] * logits[:, 2, 1].tanh()).mean()
 
 
-def gpt2_of(model: Any) -> Any:
-    """A bridge of a GPT-2 with a model's weights, whose MLPs write 0 where the model has none."""
-    cfg = model.cfg
-    sizes = {"n_layer": cfg.n_layers, "n_head": cfg.n_heads, "n_embd": cfg.d_model, "n_positions": cfg.n_ctx}
-    tokens = {"vocab_size": cfg.d_vocab, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
-    config = GPT2Config(**(sizes | tokens))
-    gpt2: Any = GPT2LMHeadModel(config).eval().to(cfg.torch_dtype)
-    top = gpt2.transformer
-    weights = [(top.wte.weight, model.W_E), (top.wpe.weight, model.W_pos), (gpt2.lm_head.weight, model.W_U.T)]
-    norms = [(top.ln_f, model.ln_final)]
-    for theirs, ours in zip(top.h, model.blocks, strict=True):
-        attn = ours.attn
-        flat = torch.cat([getattr(attn, f"W_{by}").transpose(0, 1).flatten(1) for by in "QKV"], 1)
-        biases = torch.cat([getattr(attn, f"b_{by}").flatten() for by in "QKV"])
-        weights += [(theirs.attn.c_attn.weight, flat), (theirs.attn.c_attn.bias, biases)]
-        weights += [(theirs.attn.c_proj.weight, attn.W_O.flatten(0, 1)), (theirs.attn.c_proj.bias, attn.b_O)]
-        norms += [(theirs.ln_1, ours.ln1)]
-        if cfg.block_mlp:
-            mlp, norms = ours.mlp, [*norms, (theirs.ln_2, ours.ln2)]
-            weights += [(theirs.mlp.c_fc.weight, mlp.W_in), (theirs.mlp.c_fc.bias, mlp.b_in)]
-            weights += [(theirs.mlp.c_proj.weight, mlp.W_out), (theirs.mlp.c_proj.bias, mlp.b_out)]
-        else:
-            weights += [(weight, torch.zeros_like(weight)) for weight in theirs.mlp.c_proj.parameters()]
-    for theirs, ours in norms:
-        weights += [(theirs.weight, ours.w), (theirs.bias, ours.b)]
-    with torch.no_grad():
-        for theirs, ours in weights:
-            theirs.copy_(ours)
-        model.unembed.b_U.zero_()
-    return build_bridge_from_module(gpt2, "GPT2LMHeadModel", hf_config=config)
+def pair_of_models(kind: str) -> tuple[Any, Any]:
+    """A model, and a bridge of a GPT-2 with its weights, whose MLPs write 0 where the model has none."""
+    bridge, gpt2 = open_family("GPT-2")
+    if kind == "attn_only":
+        for each in (bridge.original_model, gpt2):
+            for block in each.transformer.h:
+                block.mlp.c_proj.requires_grad_(False).weight.zero_()
+                block.mlp.c_proj.bias.zero_()
+    model = from_transformers(HookedTransformer, gpt2)
+    if kind == "mlp":
+        return model, bridge
+    bare = HookedTransformer(model.cfg.replace(attn_only=True, d_mlp=None)).eval()
+    weights = model.state_dict()
+    bare.load_state_dict({name: weights[name] for name in bare.state_dict()})
+    return bare, bridge
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +111,7 @@ def test_attributions_of_nodes_are_slopes(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_on_a_bridge_of_the_same_weights(kind):
-    model, (clean, corrupted) = model_of(kind, "float32"), pair()
-    bridge = gpt2_of(model)
+    (model, bridge), (clean, corrupted) = pair_of_models(kind), pair()
     torch.testing.assert_close(model(clean), bridge(clean), atol=1e-5, rtol=1e-5)
     ours, theirs = (attribution_patch(each, clean, corrupted, metric, EDGES).edge_scores for each in (model, bridge))
     assert list(ours) == list(theirs)

@@ -82,6 +82,17 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (IDS | {"n_heads": 4, "n_key_value_heads": 2, "use_qk_norm": True, "qk_norm_over": "all",
             "ungroup_grouped_query_attention": True}, "no ungroup_grouped_query_attention"),
     (PAIRED | {"colour": "red"}, "colour"),
+    *((PAIRED | fields, named) for fields, named in (
+        ({"attention": "delta", "keys": "full"}, "keys must be 'causal'"),
+        ({"attention": "mesa", "dtype": "float16"}, "need dtype 'float32' or 'float64', got 'float16'"),
+        ({"attention": "mesa", "gate": "key"}, "one gate a head"),
+        ({"attention": "mamba2", "gate": "head"}, "gate='head' is for attention"),
+        ({"attention": "linear", "gate": "head"}, "gate='head' is for attention"),
+        ({"attention": "linear", "use_attn_state": True}, "normalize_keys, conv_width and use_attn_state are for"),
+        ({"attention": "softmax", "conv_width": 2}, "normalize_keys, conv_width and use_attn_state are for"),
+        ({"attention": "delta", "conv_width": -1}, "conv_width"),
+        ({"attention": "delta", "keys": "causal", "momentum": 0.5}, "no pattern"),
+    )),
 ]  # fmt: skip
 LENS_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"n_key_value_heads": 5}, "n_key_value_heads=5"),
@@ -228,7 +239,8 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: wrapping()(PROMPTS, at="layer"), "at='layer'"),
     (lambda: refuse_wrapped([wrapping()], "the dual form is made of W_O"), "NanoGPT is a wrapped module"),
     # wrap: parts that were not declared
-    (lambda: patched(layers(), "z"), "attention={'z'"),
+    (lambda: patched(layers(), "z"), r"declare it with wrap.*attention=\{'z'"),
+    (lambda: patched(layers(), "attn_out"), "declare it with wrap.*attention="),
     (lambda: patched(layers(), "pattern"), "or 'fused'"),
     (lambda: patched(layers(), "result"), "a wrapped module does not have it"),
     (lambda: Lens(layers()).trajectory(PROMPTS), "unembed="),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mechicl import wrap
 from mechicl.base.settings import settings
 from mechicl.models import (
     HookedLSTM,
@@ -33,25 +32,9 @@ from tests.strategies import random_prompts
 PROMPTS = TASK.sample(8, seed=0)
 
 
-class Sum(nn.Module):
-    """Predicts the sum of the context's targets, times a weight and the query's first coordinate."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, tokens):
-        return (self.weight * tokens[:, :-1, 2].sum(1) * tokens[:, -1, 0])[:, None]
-
-
-def read(prompts: Prompts):
-    return torch.cat([prompts.xs, prompts.ys.index_fill(1, torch.tensor([prompts.n_context]), 0.0)], dim=2)
-
-
-@pytest.fixture(params=[*OURS, "wrapped", "own encode"])
+@pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest) -> LayeredModel:
-    made = wrap(Sum(), encode=read) if request.param == "own encode" else KINDS[request.param]()
-    return made.double()
+    return KINDS[request.param]().double()
 
 
 def prompts_of(n: int) -> Prompts:
@@ -136,7 +119,7 @@ GPT: dict[str, Any] = SIZE | {"prompt_format": "interleaved", "d_model": 64, "n_
     LSTMConfig(**SIZE, d_model=96),
 ])  # fmt: skip
 def test_bytes_per_prompt_is_an_upper_estimate_of_the_measured_peak(cfg: ModelConfig):
-    model, n = build(cfg), 32
+    model, n = build(cfg), 16
     prompts = random_prompts(cfg, batch=n)
     with torch.no_grad():
         quick = max(peak(lambda: model.predict(prompts))[0], peak(lambda: model.predict_prefixes(prompts))[0]) / n

@@ -247,10 +247,8 @@ def test_sizes_that_a_task_cannot_have_are_refused(config, size, named):
     (lambda at: train(small(tf32=True), at), "NVIDIA GPU of the Ampere generation or later, and this is cpu"),
     (lambda at: train(small(fused_attention=True, seeds=(0, 1)), at), "one seed at a time, got 2 models"),
     (lambda at: train(small(fused_attention=True), at), "this model has linear attention"),
-    (
-        lambda at: train(small(fused_attention=True, model=INTERLEAVED.replace(sink="learned")), at),
-        "this model has an attention sink",
-    ),
+    (lambda at: train(small(fused_attention=True, model=INTERLEAVED.replace(sink="learned")), at), "attention sink"),
+    (lambda at: train(PRESETS["table-regression"].replace(seeds=(0, 1), eval_prompts=2), at), "one seed at a time"),
     (lambda at: interchange(small(model=TWO_LAYERS), 3), "3 layers, the model has 2"),
     (lambda at: interchange(small(model=TWO_LAYERS, curriculum=Curriculum())), "no curriculum"),
     (lambda at: interchange(small(model=LSTM)), "LSTMConfig"),

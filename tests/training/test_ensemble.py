@@ -10,7 +10,6 @@ from mechicl.models.transformer.fast import fuse_attention
 from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.ensemble import Ensemble
-from mechicl.training.optimizers import clip_each_seed
 from mechicl.training.speed import threads_for
 from tests.training.runs import (
     EXACT,
@@ -112,23 +111,6 @@ def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path
     assert sorted(step >= 0 for step in stopped) == [False, True, True]
     assert len({step for step in stopped if step >= 0}) == 2
     assert together.record["steps_done"] == 30
-
-
-def test_the_gradient_of_each_seed_is_clipped_by_its_own_norm_as_torch_does_it():
-    generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(4, 3, 2, generator=generator), torch.randn(4, 5, generator=generator), torch.randn(4)]
-    gradients = [g * torch.tensor([0.01, 1.0, 100.0, 0.0]).view(4, *[1] * (g.ndim - 1)) for g in gradients]
-    expected = []
-    for seed in range(4):
-        parameters = [torch.nn.Parameter(torch.zeros_like(g[seed])) for g in gradients]
-        for parameter, g in zip(parameters, gradients, strict=True):
-            parameter.grad = g[seed].clone()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.7)
-        expected.append([parameter.grad for parameter in parameters if parameter.grad is not None])
-    flat = torch.cat([g.reshape(4, -1) for g in gradients], dim=1)
-    clip_each_seed(flat, 0.7)
-    for seed in range(4):
-        torch.testing.assert_close(flat[seed], torch.cat([gradient.flatten() for gradient in expected[seed]]))
 
 
 # ---- faster steps: the same runs to rounding ----

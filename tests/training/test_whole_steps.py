@@ -183,18 +183,6 @@ def test_parts_of_a_batch_are_equal_and_weigh_as_much_as_they_have_to_predict():
     assert step.weights.isfinite().all()
 
 
-@pytest.mark.usefixtures("traced_only")
-def test_a_step_returns_the_losses_before_it_and_leaves_stopped_models():
-    config = small(model=EXACT, seeds=(0, 4))
-    step = whole_step(config)
-    before = step.weights.clone()
-    inputs = step.sample(0)
-    expected = losses(step.ensemble((batch := step._prompts(*inputs.tensors))[0], "query"), batch[1]).detach()
-    torch.testing.assert_close(step(inputs, torch.tensor([True, False])), expected)
-    assert torch.equal(step.weights[1], before[1])
-    assert (step.weights[0] - before[0]).abs().max() > 1e-3
-
-
 def test_a_step_on_a_gpu_is_a_cuda_graph_that_changes_the_weights_in_place(monkeypatch):
     """On a CPU, only how the compiler is called can be tested, and that it may keep the addresses of what changes."""
     kept, options, marks = [], [], []

@@ -205,16 +205,12 @@ def test_nothing_overlaps_and_every_edge_rises_row_by_row(graph):
     assert max(layout.x.values()) == pytest.approx(-min(layout.x.values()))
 
 
-def test_edges_that_need_not_cross_do_not():
+def test_edges_that_need_not_cross_do_not_and_those_of_one_sender_share_their_lane():
     ladder = [(("a", i), ("b", (i * 3) % 5)) for i in range(5)]  # a permutation that another order undoes
     layout = lay_out([[("a", i) for i in range(5)], [("b", i) for i in range(5)]], ladder)
     assert crossings(layout, ladder) == 0
     for low, high in ladder:
         assert layout.x[low] == pytest.approx(layout.x[high])
-
-
-def test_edges_of_one_sender_share_their_lane():
-    edges = [("a", "c"), ("a", "d"), ("a", "e")]
-    layout = lay_out([["a"], ["b"], ["c", "d"], ["e"]], edges)
+    layout = lay_out([["a"], ["b"], ["c", "d"], ["e"]], [("a", "c"), ("a", "d"), ("a", "e")])
     assert layout.way(("a", "c"))[1] == layout.way(("a", "d"))[1] == layout.way(("a", "e"))[1]
     assert len(layout.x) == 5 + 2  # a lane in each of the two rows that edges pass

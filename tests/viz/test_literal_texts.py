@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -79,9 +80,7 @@ def cells(fig: go.Figure, text: str) -> go.Figure:
 def metric_named(text: str) -> Any:
     sweep = swept(("layer", "pos"), ((0, 1), (0, 1, 2)))
     values = {text: sweep.values["loss"]}
-    return type(sweep)(
-        text, sweep.axes, sweep.indices, None, torch.zeros(3, 1), None, values, {text: torch.zeros(3)}, {}
-    )
+    return replace(sweep, what=text, values=values, unpatched_values={text: torch.zeros(3)})
 
 
 def texts(value: Any, key: str = "") -> Iterator[str]:

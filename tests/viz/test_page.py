@@ -211,16 +211,13 @@ def test_an_svg_and_a_pdf_have_their_width_and_text_as_text(files):
 def test_html_is_interactive_and_needs_no_network(files):
     page = (files / "line.html").read_text()
     assert "Plotly.newPlot" in page
+    assert TITLE in page
     assert not re.search(r'<(script|link)[^>]*(src|href)="https?:', page)
-
-
-def test_titles_may_be_left_out_of_html(tmp_path):
-    assert TITLE not in viz.save(line(), tmp_path / "untitled.html", title=False).read_text()
-    assert TITLE in viz.save(line(), tmp_path / "titled.html").read_text()
 
 
 def test_attention_is_a_figure_on_paper_and_titles_may_be_left_out(files):
     assert "A title" not in viz.save(line(), files / "untitled.svg", title=False).read_text()
+    assert TITLE not in viz.save(line(), files / "untitled.html", title=False).read_text()
     (page,) = PdfReader(files / "attention.pdf").pages
     assert [float(page.mediabox.width), float(page.mediabox.height)] == pytest.approx([6.75 * 72, 3 * 72], abs=1)
     assert {"head", "second", "attention"} <= set(page.extract_text().split())

@@ -100,51 +100,36 @@ def test_families_that_cannot_be_taken_apart(name):
         BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
 
 
-@pytest.mark.parametrize("by", ["q", "k", "v"])
-@pytest.mark.parametrize("sender", [EMBEDDING, Node(0, 1), Node(1)])
-def test_an_edge_to_a_head_is_a_plain_hook(by, sender):
+EDGES_OF_GPT2 = [Edge(sender, Node(2, 1), by) for sender in (EMBEDDING, Node(0, 1), Node(1)) for by in "qkv"]
+
+
+@pytest.mark.parametrize("edge", [*EDGES_OF_GPT2, Edge(Node(1, 0), Node(2)), Edge(Node(1, 0), None)], ids=str)
+def test_an_edge_is_a_plain_hook(edge):
     bridge, plain = open_family("GPT-2", dtype=torch.float64)
-    tokens, receiver, width = token_ids(0), Node(2, 1), bridge.cfg.d_head
+    tokens, last, columns = token_ids(0), plain.transformer.h[2], slice(None)
     with torch.no_grad():
         _, references = run(bridge, token_ids(1), (), {})
-        cut, _ = run(bridge, tokens, [Edge(sender, receiver, by)], references)
-        streams, written = plain_streams(plain, tokens), plain_writes(plain, tokens)
-        block = plain.transformer.h[receiver.layer]
-        read = block.ln_1(streams[receiver.layer] + references[sender] - written[sender])
-        first = "qkv".index(by) * bridge.cfg.d_model + receiver.head * width
-        columns = slice(first, first + width)
-        received = block.attn.c_attn(read)[..., columns]
-
-        def edit(out: Tensor) -> None:
-            out[..., columns] = received
-
-        with putting(plain, ("transformer.h.2.attn.c_attn", "out"), edit):
-            expected = plain(tokens).logits
-    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-10)
-    assert not torch.allclose(cut, plain(tokens).logits, atol=1e-3)
-
-
-@pytest.mark.parametrize("receiver", [Node(2), None])
-def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
-    bridge, plain = open_family("GPT-2", dtype=torch.float64)
-    tokens, sender = token_ids(0), Node(1, 0)
-    with torch.no_grad():
-        _, references = run(bridge, token_ids(1), (), {})
-        cut, _ = run(bridge, tokens, [Edge(sender, receiver)], references)
-        change = references[sender] - plain_writes(plain, tokens)[sender]
-
-        def edit(stream: Tensor) -> None:
-            stream.copy_(norm(before + change))
-
-        if receiver is None:
-            norm, place = (lambda stream: stream), ("transformer.ln_f", "in")
-            before = plain_streams(plain, tokens)[3]
+        cut, _ = run(bridge, tokens, [edge], references)
+        change = references[edge.sender] - plain_writes(plain, tokens)[edge.sender]
+        if edge.receiver is None:
+            place = ("transformer.ln_f", "in")
+            received = seen(plain, *place, tokens) + change
+        elif edge.by:
+            place, width = ("transformer.h.2.attn.c_attn", "out"), bridge.cfg.d_head
+            received = last.attn.c_attn(last.ln_1(seen(plain, "transformer.h.2.ln_1", "in", tokens) + change))
+            first = "qkv".index(edge.by) * bridge.cfg.d_model + edge.receiver.head * width
+            columns = slice(first, first + width)
         else:
-            norm, place = plain.transformer.h[2].ln_2, ("transformer.h.2.mlp", "in")
-            before = seen(plain, "transformer.h.2.ln_2", "in", tokens)
+            place = ("transformer.h.2.mlp", "in")
+            received = last.ln_2(seen(plain, "transformer.h.2.ln_2", "in", tokens) + change)
+
+        def edit(activation: Tensor) -> None:
+            activation[..., columns] = received[..., columns]
+
         with putting(plain, place, edit):
             expected = plain(tokens).logits
     torch.testing.assert_close(cut, expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(cut, plain(tokens).logits, atol=1e-3)
 
 
 POST_NORM = "post_feedforward_layernorm"
@@ -248,15 +233,9 @@ def test_hooks_of_the_user_are_refused():
         BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
 
 
-# ---- GPT-2 by plain torch hooks ----
-def plain_streams(plain, tokens: Tensor) -> list[Tensor]:
-    """The stream before each layer and after the last."""
-    return [seen(plain, f"transformer.{name}", "in", tokens) for name in ("h.0", "h.1", "h.2", "ln_f")]
-
-
 def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
-    """The output of each node."""
-    writes = {EMBEDDING: plain_streams(plain, tokens)[0]}
+    """The output of each node of GPT-2, by plain torch hooks."""
+    writes = {EMBEDDING: seen(plain, "transformer.h.0", "in", tokens)}
     for layer, block in enumerate(plain.transformer.h):
         z, weight = seen(plain, f"transformer.h.{layer}.attn.c_proj", "in", tokens), block.attn.c_proj.weight
         for head, rows in enumerate(torch.arange(len(weight)).chunk(2)):

@@ -75,19 +75,16 @@ def refuse(model: Any, component: str, layer: int = 1) -> None:
     check_edits(ModelAdapter(model), token_ids(0), [hook_name(component, layer)])
 
 
-@pytest.mark.parametrize("component", ["attn_scores", "pattern"])
-@pytest.mark.parametrize("family", ["GPT-J", "GPT-Neo", "XGLM"])
-def test_what_a_bridge_only_shows_is_refused(family, component):
+@pytest.mark.parametrize(("family", "component", "message"), [
+    *((family, component, rf"ignores edits at 'blocks.1.attn.hook_{component}'.*take 'z'")
+      for family in ("GPT-J", "GPT-Neo", "XGLM") for component in ("attn_scores", "pattern")),
+    ("OPT", "pattern", r"'blocks.1.attn.hook_pattern' does not fire.*take 'z'"),
+])  # fmt: skip
+def test_what_a_bridge_only_shows_is_refused(family, component, message):
     model, _ = open_family(family)
-    with pytest.raises(ValueError, match=rf"ignores edits at 'blocks.1.attn.hook_{component}'.*take 'z'"):
+    with pytest.raises(ValueError, match=message):
         refuse(model, component)
     refuse(model, "z")
-
-
-def test_a_hook_that_does_not_fire_is_refused():
-    model, _ = open_family("OPT")
-    with pytest.raises(ValueError, match=r"'blocks.1.attn.hook_pattern' does not fire.*take 'z'"):
-        refuse(model, "pattern")
 
 
 @pytest.mark.parametrize("fields", [{"normalization_type": "LN"}, {"positional_embedding_type": "rotary"}])

@@ -142,11 +142,9 @@ def test_every_route_on_its_own(keys: Any, attention: str, attn_bias: bool):
 
 
 @pytest.mark.parametrize("keys", ["causal", "context", "full"])
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"attention": "leaky_relu", "score_scale": 0.7, "damping": 0.5}, {"attention": "softplus", "n_heads": 3}],
-    ids=str,
-)
+@pytest.mark.parametrize("fields", [
+    {}, {"attention": "leaky_relu", "score_scale": 0.7, "damping": 0.5}, {"attention": "softplus", "n_heads": 3},
+])  # fmt: skip
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_route_across_prompts_agrees(routes: list[tuple[str, int]], keys: Any, fields: Any, normalize: bool):
     cfg = TransformerConfig(
@@ -201,11 +199,7 @@ def test_second_derivatives(attention: str, keys: Any):
 
 ROUTES: dict[str, tuple[dict[str, Any], At, list[tuple[str, int]]]] = {
     "only the query of one layer": ({"x_dim": 10, "n_context": 10}, "query", [("_folded", 1)]),
-    "short contexts, all positions": (
-        {"x_dim": 10, "n_context": 10, "n_layers": 2},
-        "query",
-        [("_merged", 11), ("_folded", 1)],
-    ),
+    "all positions": ({"x_dim": 10, "n_context": 10, "n_layers": 2}, "query", [("_merged", 11), ("_folded", 1)]),
     "long contexts": ({"x_dim": 5, "n_context": 200}, "positions", [("_associative", 201)]),
     "momentum": ({"x_dim": 10, "n_context": 10, "keys": "causal", "momentum": 0.5}, "query", [("_plain", 11)]),
 }

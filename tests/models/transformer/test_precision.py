@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig
 from mechicl.models.wrapping.fused_attention import _attend
 from tests.strategies import random_model, random_prompts, random_tokens
 
@@ -127,10 +127,3 @@ def test_losses_are_computed_in_float32(dtype: torch.dtype):
     outputs = regression.decode(regression(prompts)).double()
     losses = (outputs - prompts.ys.to(dtype).double()).square().mean(-1)
     torch.testing.assert_close(regression(prompts, "loss", loss_per_token=True).double(), losses, rtol=1e-2, atol=1e-3)
-
-
-def test_float64_models_stay_float64():
-    model = random_model(TransformerConfig(**(SIZES | {"n_context": 4, "dtype": "float64"})))
-    assert isinstance(model, HookedTransformer)
-    prompts = random_prompts(model.cfg, 2)
-    assert model.predict(prompts).dtype == model(prompts, "loss").dtype == torch.float64

@@ -167,19 +167,6 @@ def test_norms_are_folded_into_gates_and_steps_too(attention: str):
 
 
 def test_errors():
-    def refused(match: str, **fields: Any) -> None:
-        with pytest.raises(ValueError, match=match):
-            TransformerConfig(**(SIZES | fields))
-
-    refused("keys must be 'causal'", attention="delta", keys="full")
-    refused("need dtype 'float32' or 'float64', got 'float16'", attention="mesa", dtype="float16")
-    refused("one gate a head", attention="mesa", gate="key")
-    refused("gate='head' is for attention", attention="mamba2", gate="head")
-    refused("gate='head' is for attention", attention="linear", gate="head")
-    refused("normalize_keys, conv_width and use_attn_state are for", attention="linear", use_attn_state=True)
-    refused("normalize_keys, conv_width and use_attn_state are for", attention="softmax", conv_width=2)
-    refused("conv_width", attention="delta", conv_width=-1)
-    refused("no pattern", attention="delta", keys="causal", momentum=0.5)
     model = random_model(TransformerConfig(**SIZES, attention="delta"))
     prompts = TASK.sample(2, seed=0, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"call model.set_use_attn_state\(True\)"):

@@ -14,6 +14,7 @@ from mechicl.analysis import ablate, attribute, fit_readouts, patch
 from mechicl.models import WrappedModel
 from mechicl.tasks import LinearRegression
 from tests.models.modules import seeded
+from tests.models.wrapping import test_wrapped
 from tests.models.wrapping.test_wrapped import AXES, interleaved, pair, predictions, replaced, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model's loss")  # they are not trained
@@ -42,11 +43,8 @@ PARTS = {
     "attention": {"out": "blocks.{}.attn", "qkv": "blocks.{}.attn.qkv", "pattern": "blocks.{}.attn.softmax",
                   "scores": "blocks.{}.attn.softmax", "z": "blocks.{}.attn.proj", "n_heads": 4},
 }  # fmt: skip
-PLACES = {  # component: its sub-module, and the side on which it is read
-    "resid_pre": ("blocks.{}", "in"), "resid_post": ("blocks.{}", "out"), "attn_out": ("blocks.{}.attn", "out"),
-    "mlp_out": ("blocks.{}.mlp", "out"), "z": ("blocks.{}.attn.proj", "in"), "resid_mid": ("blocks.{}.ln2", "in"),
-    "pattern": ("blocks.{}.attn.softmax", "out"), "attn_scores": ("blocks.{}.attn.softmax", "in"),
-}  # fmt: skip
+PLACES = {component: place for component, place in test_wrapped.PLACES.items() if component not in "qkv"}
+PLACES["pattern"] = ("blocks.{}.attn.softmax", "out")
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Recurrent models of other libraries, opened by `wrap`: Mamba, Mamba-2 and RWKV of transformers, torch's GRU."""
+"""Recurrent models of transformers, opened by `wrap`: Mamba, Mamba-2 and RWKV."""
 
 from typing import Any
 
@@ -25,7 +25,6 @@ PARTS: dict[str, dict[str, Any]] = {
         "resid_mid": "backbone.blocks.{}.ln2", "mlp": "backbone.blocks.{}.feed_forward",
         "unembed": ["backbone.ln_out", "head"],
     },
-    "gru": {"layers": ["backbone.0", "backbone.1"], "unembed": "head"},
 }  # fmt: skip
 
 
@@ -40,16 +39,11 @@ class OnPrompts(nn.Module):
             "mamba": lambda: MambaModel(MambaConfig(state_size=4, **SIZES)),
             "mamba2": lambda: Mamba2Model(Mamba2Config(state_size=4, num_heads=4, head_dim=8, n_groups=1, **SIZES)),
             "rwkv": lambda: RwkvModel(RwkvConfig(attention_hidden_size=WIDTH, context_length=32, **SIZES)),
-            "gru": lambda: nn.ModuleList([nn.GRU(WIDTH, WIDTH, batch_first=True) for _ in range(2)]),
         }[kind]()
 
     def forward(self, tokens: Tensor) -> Tensor:
         stream = self.read_in(tokens)
-        if self.kind != "gru":
-            return self.head(self.backbone(inputs_embeds=stream, use_cache=False).last_hidden_state)
-        for layer in self.backbone:
-            stream, _ = layer(stream)
-        return self.head(stream)
+        return self.head(self.backbone(inputs_embeds=stream, use_cache=False).last_hidden_state)
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -72,8 +66,6 @@ def test_the_wrapped_model_predicts_as_the_module_and_its_layers_can_be_patched(
 
 def test_what_a_part_adds_is_the_change_of_the_stream(opened):
     net, model = opened
-    if net.kind == "gru":
-        pytest.skip("a GRU has no residual stream")
     prompts = TASK.sample(8, seed=0)
     with torch.no_grad():
         _, cache = model.run_with_cache(prompts)

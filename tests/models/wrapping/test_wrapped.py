@@ -618,9 +618,3 @@ def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
         recorded = dense.run_with_cache(tokens, names_filter=name)[1][name]
         whole = dense.run_with_cache(tokens)[1][name]
     assert_close(recorded, whole, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("component", ["z", "q", "pattern", "attn_scores", "attn_out"])
-def test_an_attention_that_is_not_declared_is_named_with_the_argument_that_declares_it(net, component):
-    with pytest.raises(ValueError, match=r"declare it with wrap.*attention="):
-        patch(mechicl.wrap(net, encode="interleaved", layers="blocks.{}"), *pair(), component)
