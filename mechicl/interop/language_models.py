@@ -67,7 +67,9 @@ def load_language_model(
         name: a causal language model of `transformers`, by its name on the Hugging Face hub or as a folder with its
             config, safetensors and tokenizer; or a mechicl checkpoint trained on texts ("topics-3l", or a folder).
         model: instead of a name, a model of `transformers` in memory. It is copied, so it stays unchanged.
-        tokenizer: a tokenizer of `transformers`, for `model`, or instead of the one in the folder; it is copied.
+        tokenizer: a tokenizer of `transformers`, for `model`, or instead of the one in the folder; it is copied. The
+            copy puts the token of beginning before texts if `cfg.default_prepend_bos` is True, as TransformerLens does
+            for GPT-2 and others, although their own tokenizers do not.
         revision: branch, tag or commit on the hub, such as "step1000" of Pythia; by default the main branch.
         gguf_file: file name of quantized weights in the folder or repository. They are dequantized, so they are close
             to the published weights and not equal (needs the package `gguf`).
@@ -184,9 +186,14 @@ def _open(
         if not bridge and is_computed(model.config):
             ours = from_transformers(HookedTransformer, model, dtype=dtype, copies=not is_ours)
             ours.to(device or model.device).set_tokenizer(tokenizer)
-            return LanguageModel(name, ours, ours.tokenizer, source)
-        opened = _bridge(model if is_ours else copy.deepcopy(model), tokenizer, name, device, dtype)
-        return LanguageModel(name, opened, opened.tokenizer, source)
+            opened: Any = ours
+        else:
+            opened = _bridge(model if is_ours else copy.deepcopy(model), tokenizer, name, device, dtype)
+        if opened.cfg.default_prepend_bos:
+            return LanguageModel(name, opened, opened.tokenizer, source)
+        for special in ("eos_token", "pad_token", "bos_token", "padding_side"):
+            setattr(tokenizer, special, getattr(opened.tokenizer, special))
+        return LanguageModel(name, opened, tokenizer, source)
 
 
 def _bridge(model: Any, tokenizer: Any, name: str, device: Any, dtype: Any) -> Any:

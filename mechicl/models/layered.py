@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import checked, count_undefined
@@ -17,6 +17,7 @@ from mechicl.base.precision import at_least_float32
 from mechicl.base.settings import settings
 from mechicl.base.threads import holding, holds_models
 from mechicl.base.warning import warn
+from mechicl.models.cache import SummingCache
 from mechicl.models.opening.sites import hook_names, nearest_name
 from mechicl.prompts import At, Prompts
 
@@ -162,7 +163,11 @@ class LayeredModel(HookedRootModule):
             yield self
 
     def _check_point(self, name: str | Callable[[str], bool]) -> None:
-        if callable(name) or isinstance(self.mod_dict.get(name), HookPoint):
+        if isinstance(name, str) and isinstance(self.mod_dict.get(name), HookPoint):
+            return
+        if callable(name):
+            if not any(map(name, self.hook_dict)):
+                raise ValueError("a function of names selects no hook of this model: see hook_dict for the names")
             return
         if name in self.mod_dict:
             raise TypeError(f"{name!r} is not a hook but a part of the model ({type(self.mod_dict[name]).__name__})")
@@ -223,7 +228,7 @@ class LayeredModel(HookedRootModule):
             raise ValueError(f"names_filter: no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}")
         outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         if return_cache_object:
-            cache = ActivationCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
+            cache = SummingCache(cache, self, has_batch_dim=not kwargs.get("remove_batch_dim", False))
         return outputs, cache
 
     def _checked_dtype(self, tokens: Tensor) -> Tensor:

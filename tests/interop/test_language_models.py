@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
@@ -55,6 +56,18 @@ def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
     comparison = compare_with_finetuning(language.model, shots, FineTuning(0.1))
     assert comparison.update_similarity.shape == (2, 3)
     assert comparison.update_similarity.isfinite().all()
+
+
+@pytest.mark.parametrize("bridge", [False, True])
+def test_the_tokenizer_begins_texts_as_the_model_does(bridge):
+    vocab = {"<|endoftext|>": 0, "a": 1, "b": 2}
+    sizes = {"vocab_size": 3, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for kind, start in (("GPT2", [0]), ("GPTNeoX", [])):
+        config = getattr(transformers, f"{kind}Config")(**sizes, bos_token_id=0, eos_token_id=0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        tokenizer = getattr(transformers, f"{kind}TokenizerFast")(vocab=vocab, merges=[])
+        language = load_language_model(model=model, tokenizer=tokenizer, bridge=bridge)
+        assert language.tokenizer("ab").input_ids == language.model.to_tokens("ab")[0].tolist() == [*start, 1, 2]
 
 
 @torch.no_grad()

@@ -300,6 +300,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: check_edits(ModelAdapter(lstm()), torch.zeros(1), ["blocks.0.hook_nothing"]), "hook_nothing"),
     (lambda: EdgeGraph(ModelAdapter(lstm()), TOKENS, torch.zeros(1, 1, 5, 8)), "HookedLSTM"),
     (lambda: EdgeGraph(ModelAdapter(linear(token_clip=1.0)), TOKENS, torch.zeros(1, 1, 5, 8)), "clips its stream"),
+    (lambda: ids().run_with_hooks(TOKENS, fwd_hooks=[(lambda name: "nowhere" in name, print)]), "selects no hook"),
     # text
     *((lambda use=use: use(), "no tokenizer") for use in
       (lambda: ids()("the cat"), lambda: ids().to_string([1]), lambda: ids().to_single_token("cat"))),

@@ -19,6 +19,7 @@ from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, silent_hook
 from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
+from mechicl.models.wrapping.trials import refuse_training_mode
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Hook = tuple[str, Callable[..., Tensor | None]]
@@ -311,12 +312,10 @@ def refuse_padding(model: Any, ids: Tensor) -> None:
 
 
 def check_eval_mode(model: Any) -> None:
-    """Refuse (ValueError) a model in training mode, whose dropout would change every run, or with weights of NaN."""
+    """Refuse (ValueError) a model in training mode, or with weights of NaN."""
     wrapped = getattr(model, "original_model", None)
     for root in (model, wrapped) if isinstance(wrapped, torch.nn.Module) else (model,):
-        training = next((name for name, part in root.named_modules() if part.training), None)
-        if training is not None:
-            raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+        refuse_training_mode(root)
     for name, weight in model.named_parameters():
         if (n_bad := count_undefined(weight)) and not name.endswith("A_log"):  # there -inf is a decay of 1
             raise ValueError(f"the model has {n_bad} of {weight.numel()} weights of {name} that are NaN or infinite")

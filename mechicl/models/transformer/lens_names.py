@@ -179,7 +179,15 @@ class LensNames(TextModel):
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, "d_model"]:
-        """Sum the output biases of the blocks before `layer` (and of its attention, with `mlp_input`)."""
+        """Sum the output biases of the blocks before `layer` (and of its attention, with `mlp_input`).
+
+        Raises:
+            ValueError: norms follow the biases, so that they are not what is written.
+        """
+        if self.cfg.norm_location != "before":
+            raise ValueError(
+                f"with norm_location={self.cfg.norm_location!r} norms change the biases before they are written"
+            )
         bias = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
         for index in range(min(layer + mlp_input, self.cfg.n_layers)):
             block = self.blocks[index]

@@ -39,6 +39,13 @@ def differ(a: Tensor, b: Tensor) -> bool:
     return bool(((a - b).abs() > tolerance).any())
 
 
+def refuse_training_mode(module: nn.Module) -> None:
+    """Refuse (ValueError) a module in training mode: dropout would change every run, and batch norm itself."""
+    training = next((name for name, part in module.named_modules() if part.training), None)
+    if training is not None:
+        raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+
+
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
     """A context in which no part of a module is in training mode: no dropout, no update of running means."""

@@ -19,7 +19,14 @@ from mechicl.base.threads import holding, holds_models, share_lock
 from mechicl.models.layered import LayeredModel
 from mechicl.models.temporary_hooks import without_user_hooks
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, HookPlace
-from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
+from mechicl.models.wrapping.trials import (
+    bytes_of_run,
+    change_futures,
+    differ,
+    in_eval_mode,
+    refuse_training_mode,
+    sees_no_future,
+)
 from mechicl.prompts import At, Prompts, prompt_format
 from mechicl.prompts.formats import PromptFormat, PromptFormatName
 
@@ -263,6 +270,7 @@ class WrappedModel(LayeredModel):
         """Yield the residual stream before the first layer and then after each, like `PromptedModel.layer_streams`."""
         if not len(self.blocks):
             raise ValueError(f"{self.name} {NO_HOOKS}")
+        refuse_training_mode(self.module)
         tokens, streams = self.encode(prompts), {}
         names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", i) for i in range(len(self.blocks)))]
         hooks = [(name, lambda activation, hook: streams.update({hook.name: activation})) for name in names]
@@ -359,6 +367,7 @@ class WrappedModel(LayeredModel):
         return _prompts_first(outputs)
 
     def _predictions(self, prompts: Prompts) -> Tensor:
+        refuse_training_mode(self.module)
         predictions = self.decode(self.forward(self.encode(prompts)))
         n, n_points, width = predictions.shape
         if n != len(prompts) or width != prompts.y_dim or n_points not in (1, prompts.n_context + 1):

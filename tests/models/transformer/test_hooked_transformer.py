@@ -88,6 +88,23 @@ def test_decompositions_sum_to_the_stream(cfg: TransformerConfig):
             torch.testing.assert_close(parts.sum(0), cache["resid_mid", layer - 1], **close)
 
 
+PARTS = ("stack_head_results", "stack_neuron_results", "get_full_resid_decomposition")
+SUMS = ("decompose_resid", "get_full_resid_decomposition")
+
+
+@pytest.mark.parametrize(("fields", "refused"), [
+    ({"norm_location": "both"}, PARTS), ({"norm_location": "after"}, PARTS),
+    ({"mlp_location": "input"}, SUMS), ({"token_clip": 1.0}, SUMS),
+])  # fmt: skip
+def test_sums_that_would_be_wrong_are_refused(fields, refused):
+    model = make(SOFTMAX, normalization_type="RMS", d_mlp=8, **fields)
+    _, cache = model.run_with_cache(random_tokens(model.cfg))
+    for name in refused:
+        with pytest.raises(ValueError, match=f"{name}: with {next(iter(fields))}"):
+            getattr(cache, name)(1)
+    assert torch.equal(cache.accumulated_resid()[-1], cache["resid_post", -1])
+
+
 @pytest.mark.parametrize("fields", [LINEAR, SOFTMAX])
 def test_weights_and_products(fields: dict[str, Any]):
     model = make(fields, attn_bias=False, dtype="float64")

@@ -252,8 +252,11 @@ def test_modes_device_and_dtype_follow_the_module(net):
     model.encode(TASK.sample(2, seed=0))  # runs the module, which has dropout, without drawing from it
     assert torch.equal(torch.get_rng_state(), state)
     assert net.blocks[0].attn.dropout.training
-    with pytest.raises(ValueError, match=r"in training mode .*model.eval\(\)"):
-        patch(model, *pair(), "z")
+    prompts = TASK.sample(2, seed=0)
+    for call in (lambda: patch(model, *pair(), "z"), lambda: model.predict(prompts),
+                 lambda: model.predict_prefixes(prompts), lambda: list(model.layer_streams(prompts))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"in training mode .*model.eval\(\)"):
+            call()
     model.eval()
     assert not net.training
     assert not net.blocks[0].attn.dropout.training
