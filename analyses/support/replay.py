@@ -134,7 +134,8 @@ def _run(job: Job, root: Path, state: Path, running: set[subprocess.Popen]) -> O
     known = (folder / DONE).is_file()
     if not known:
         folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, *job.words, "--out", str(folder.resolve()), "--no-control"]
+        words = [sys.executable, *job.words, "--out", str(folder.resolve())]
+        words += ["--no-control"] if job.written.claims else []  # elsewhere it would take rows off
         # one passive thread, and this library in front of any other
         paths = filter(None, (str(PACKAGE.parent), str(SCRIPTS), os.environ.get("PYTHONPATH")))
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(paths)}

@@ -156,6 +156,7 @@ SPOILT: dict[str, tuple[str, Callable[[Weights], Weights], dict[str, Any], str]]
     "another number": ("Mixtral", renamed(EXPERT, EXPERT.replace("1.w1", "7.w1")), {}, f"missing: .*{EXPERT}"),
     "a prefix too many": ("Mixtral", renamed(EXPERT, f"model.{EXPERT}"), {}, "not used: .*model.model."),
     "a prefix too few": ("Mixtral", renamed(EXPERT, EXPERT[6:]), {}, "not used: layers.1"),
+    "endless layers": ("Llama", dict, {"num_hidden_layers": 10**9}, "1000000000 layers, and the files"),
     "quantized": ("Llama", dict, {"quantization_config": {"quant_method": "fp8"}}, "quantized weights, .*dequantize"),
 }
 

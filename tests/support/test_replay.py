@@ -64,6 +64,12 @@ def verify(root: Path, *words: str) -> int:
     return import_script("verify").main(["--root", str(root), "--out", str(root / "state"), "--quiet", *words])
 
 
+def test_a_script_without_claims_keeps_its_control(root, monkeypatch):
+    monkeypatch.setattr("analyses.support.claims.read_papers", list)
+    assert verify(root) == 0
+    assert ran(root) == ["one", "two"]
+
+
 def test_unchanged_numbers_pass_and_are_not_measured_again(root, capsys):
     assert verify(root) == 0
     assert ran(root) == ["one --no-control", "two --no-control"]

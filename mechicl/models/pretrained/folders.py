@@ -67,6 +67,9 @@ class ModelFolder:
         self.weights = dict(outlines)
         if len(self.weights) < len(outlines):
             raise ValueError(f"{folder}: weights are in more than one of {[path.name for path in self.files]}")
+        n_layers = config.get("num_hidden_layers", config.get("n_layer", 0))
+        if isinstance(n_layers, int) and n_layers > max(len(self.weights), 1000):  # before any of them is made
+            raise ValueError(f"{folder}: config.json has {n_layers} layers, and the files {len(self.weights)} weights")
         if needs_tokenizer and not has_tokenizer(folder):
             raise ValueError(f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give "
                              f"tokenizer=")  # fmt: skip
