@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from mechicl.analysis import ablate
 from mechicl.analysis.circuits import score_edges
-from mechicl.analysis.layers import ols_weights, probe
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -88,16 +87,6 @@ def test_ablated_heads_and_states_equal_a_plain_loop(attention: str):
         states = layer_by_loop(block.attn, normed)[1][:, :, pos]
         out = layer_by_loop(block.attn, normed, {pos: torch.zeros_like(states)})[0] - block.attn.b_O
         assert_close(without_state[pos], predicted(out), atol=1e-9, rtol=1e-8)
-
-
-def test_probes_read_the_context_from_streams_after_a_layer_and_not_from_the_embedding():
-    task = LinearRegression(x_dim=2, n_context=6, inputs="gaussian")
-    model = model_of("delta", n_context=6, d_model=16, d_head=8, n_heads=1)
-    fitting, held_out = (task.sample(n, seed=seed, dtype=torch.float64) for seed, n in ((0, 1024), (1, 256)))
-    result = probe(model, {"weights": ols_weights}, fitting, held_out, progress=False)
-    explained = result.explained()[0, :, -1]
-    assert explained[0] < 0.02
-    assert explained[1:].max() > 0.05
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

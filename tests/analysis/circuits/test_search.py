@@ -1,6 +1,5 @@
 """Scores of edges by finite differences, and searches against plain loops and in models whose circuits are known."""
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -21,7 +20,7 @@ from mechicl.tasks import LinearRegression
 from tests.analysis.circuits import oracles
 from tests.analysis.circuits.oracles import everything, run_edges, write_all, zeros
 from tests.analysis.interventions.oracles import model_of
-from tests.families import FAMILIES, open_family, token_ids
+from tests.families import open_family, token_ids
 from tests.interop.compiling import compile_program
 from tests.strategies import random_model
 
@@ -122,16 +121,6 @@ def ours(attn_only: bool) -> Any:
     """One of our transformers."""
     sizes: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 20, "act_fn": "gelu"}
     return random_model(HookedTransformerConfig(**sizes, attn_only=attn_only)).eval()
-
-
-def all_heads(name: str) -> Any:
-    """A tiny model of a family in which every head has its own keys and values."""
-    family = FAMILIES[name]
-    try:
-        FAMILIES[name] = dataclasses.replace(family, sizes=family.sizes | {"num_key_value_heads": 2})
-        return open_family(name)[0]
-    finally:
-        FAMILIES[name] = family
 
 
 MODELS = {

@@ -17,7 +17,7 @@ from mechicl.analysis import dynamics
 from mechicl.analysis.dynamics import LearningCoefficient, Sampler, SamplingWarning
 from mechicl.analysis.dynamics.langevin import _mask
 from mechicl.base.settings import settings
-from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, stack_models
+from mechicl.checkpoints import Checkpoint, Snapshots, stack_models
 from mechicl.learners import squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression, RepeatedTokens
@@ -90,14 +90,6 @@ def test_minibatches_give_the_same_up_to_the_error_of_the_step_size():
     assert result.estimate().mean == pytest.approx(2, rel=0.1)
     assert result.failures == ()
     assert result.acceptance.isnan().all()
-
-
-@pytest.mark.parametrize(("power", "known"), [(1, 1 / 2), (2, 1 / 4)])
-def test_a_power_of_one_weight_has_one_over_that_power(power, known):
-    result = estimate(lambda model: model.first[0] ** (2 * power), parts=["first"], n_chains=256, n_draws=1000,
-                      burn_in=500)  # fmt: skip
-    assert known in result.estimate(level=0.99)
-    assert result.estimate().half_width < 0.1 * known
 
 
 def test_a_product_of_two_weights_is_as_quadrature_gives_it():
@@ -331,17 +323,6 @@ def test_bad_input_is_named(models, data, options, message):
 # ---- snapshots, frozen weights and refusals ----
 def mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
     return (model(xs) - ys).square().mean()
-
-
-@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
-def test_each_snapshot_of_a_checkpoint_has_its_own_weights():
-    made, prompts = load_checkpoint("lsa-1l"), LinearRegression().sample(64, seed=0)
-    assert made.snapshots is not None
-    result = learning_coefficient(made, prompts, **SHORT, steps=[0, 153, 10_000])
-    at = [made.snapshots.steps.index(step) for step in result.steps]
-    expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in at]
-    torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0)
-    assert result.losses[0].min() > 2 * result.losses[2].max()
 
 
 @pytest.mark.parametrize("n_frozen", [1, 3])

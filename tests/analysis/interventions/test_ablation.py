@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from transformer_lens import patching
 
 from mechicl.analysis.interventions import Replacement, ablate, patch_paths
 from mechicl.analysis.interventions.corruptions import derangement
@@ -116,25 +115,6 @@ def test_paths_by_hand(kind, receiver):
 
                 expected = run(model, into, [(hook_name(receiver, to), put)])
             assert_close(swept.predictions[layer, head, to, other], expected, **EXACT)
-
-
-@pytest.mark.parametrize("receiver", ["q", "k", "v"])
-def test_agrees_with_transformer_lens(receiver, capsys):
-    model = oracles.shared_bridge()
-    clean, corrupted = oracles.bridge_pair()
-    with torch.no_grad():
-        cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
-        theirs = patching.get_act_patch_direct_path_all_sources(
-            model, corrupted, cache, corrupted_cache,
-            lambda logits: (logits[:, -1, 3] - logits[:, -1, 5]).mean(), receiver, verbose=False,
-        )  # fmt: skip
-    capsys.readouterr()
-    swept = patch_paths(model, clean, corrupted, receiver, metrics=lambda logits: logits[:, 3] - logits[:, 5])
-    later = torch.arange(3)[:, None] < torch.arange(3)
-    later_values = swept.values["metric"].mean(-1).permute(0, 2, 1, 3)[later]
-    assert_close(later_values, theirs.permute(0, 2, 1, 3)[later], **SINGLE)
-    assert swept.predictions is None
-    assert swept.effect().permute(0, 2, 1, 3, 4)[~later].abs().max() == 0
 
 
 def test_hooks_of_the_user_take_effect():

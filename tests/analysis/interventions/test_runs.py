@@ -21,8 +21,6 @@ from mechicl.analysis.interventions import (
     runs,
 )
 from mechicl.analysis.interventions.patching import make_experiment
-from mechicl.analysis.interventions.runs import Experiment
-from mechicl.base.memory import Budget
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
@@ -166,24 +164,3 @@ def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind
     clean, corrupted = pair(model, 2)
     expected, _ = oracles.loop_patch(model, corrupted, clean, component, axes)
     assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
-
-
-def test_two_sites_on_one_hook_are_both_replaced():
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    values = {hook_name("z", layer): recorded(model, clean, hook_name("z", layer)) for layer in range(2)}
-    cells = [
-        (Site("z", 0, head=1), Site("z", 1, pos=3, head=0)),
-        (Site("z", 1, pos=2), Site("z", 1, pos=4, head=0)),
-        (Site("z", 0, pos=3, head=0),),
-    ]
-    adapter = ModelAdapter(model)
-    experiment = Experiment(adapter, adapter.encode(corrupted), {}, True, Budget())
-    predictions = experiment.run_cells(experiment.run_baseline(3), cells, values).predictions
-    assert predictions is not None
-    for predicted, cell in zip(predictions, cells, strict=True):
-        hooks = []
-        for site in cell:
-            where = {axis: place for axis, place in (("pos", site.pos), ("head", site.head)) if place is not None}
-            hooks.append(oracles.putting("z", site.layer, where, values[site.hook_name]))
-        assert_close(predicted, run(model, corrupted, hooks), **EXACT)
