@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_filter
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.preconditioned import descend_on_features
+from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import Identification, identify, identify_on_tokens
 from mechicl.analysis.behaviour import SpectralLearner
 from mechicl.analysis.behaviour.families import FamilyMatch, family_weights
@@ -94,8 +95,7 @@ def test_an_algorithm_is_recognised(learner, family, hyperparameters, tolerance)
 
 
 @pytest.mark.parametrize(("learner", "name", "steps"), [
-    (SpectralLearner(lambda eigenvalues: momentum_filter(eigenvalues, 3, 0.12, 0.5), "momentum"),
-     "gradient descent with momentum, 3 steps", 4),
+    (ResidualDescent(3, step_size=0.12, momentum=0.5), "gradient descent with momentum, 3 steps", 4),
     (run(descend_on_features, matrix=MATRIX, steps=2, constant=False),
      "preconditioned gradient descent, 2 steps", 2),
     (run(descend_on_features, matrix=AFFINE, steps=1, constant=True),
@@ -431,9 +431,6 @@ def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n
     assert trajectory.weights is not None
     implied = torch.einsum("ptx,ptxy->pty", prompts.xs, trajectory.weights[0])
     np.testing.assert_allclose(implied.numpy(), expected, atol=1e-10)
-
-
-PROMPTS = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
 
 
 def test_a_family_that_contains_another_must_come_twice_as_near():
