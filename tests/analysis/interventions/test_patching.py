@@ -1,4 +1,4 @@
-"""Patching against a plain loop of hooked runs, and against TransformerLens."""
+"""Patching against a plain loop of hooked runs."""
 
 import itertools
 from typing import Any
@@ -15,7 +15,6 @@ from mechicl.analysis.interventions import (
     Replacement,
     ablate,
     attribute,
-    logit_difference,
     next_token_loss,
     patch,
     patch_paths,
@@ -33,8 +32,8 @@ SWEEPS = [
     ("v", ("head", "layer", "pos")), ("k", ("layer", "head")), ("z", ("layer", "pos", "head")),
     ("z", ("layer", "head")), ("z", ("layer", "pos")), ("result", ("layer", "pos", "head")),
     ("attn_scores", ("layer", "head", "query")), ("attn_scores", ("layer", "key")), ("pattern", ("layer", "head")),
-    ("pattern", ("layer", "query", "key")), ("pre", ("layer", "neuron")), ("post", ("layer", "pos", "neuron")),
-    ("post", ("layer", "pos")),
+    ("pattern", ("layer", "query", "key")), ("pattern", ("query", "layer")), ("pre", ("layer", "neuron")),
+    ("post", ("layer", "pos", "neuron")), ("post", ("layer", "pos")),
 ]  # fmt: skip
 ON_REQUEST = {
     "read by head": [
@@ -47,10 +46,6 @@ ON_REQUEST = {
 }
 MODEL = model_of("gpt")
 CLEAN, CORRUPTED = pair(MODEL, 4)
-
-
-def metric_of(tokens: Any) -> Any:
-    return logit_difference(tokens[:, 0], tokens[:, 1])
 
 
 def check_against_loop(

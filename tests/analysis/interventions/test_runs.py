@@ -1,4 +1,4 @@
-"""How cells are run: within a bound on memory, on the quick routes, without changing the user's hooks."""
+"""How cells are run: within a bound on memory, and in batches of equal first and last layers."""
 
 import gc
 import itertools
@@ -18,7 +18,6 @@ from mechicl.analysis.interventions import (
     next_token_loss,
     patch,
     patch_paths,
-    runs,
 )
 from mechicl.analysis.interventions.patching import make_experiment
 from mechicl.models import HookedLSTM, LSTMConfig
@@ -140,27 +139,3 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     assert {(a, b) for a, b, _ in seen} == {(a, b) for a in range(4) for b in range(a, 4)}
     assert sum(rows for _, _, rows in seen) == 36 * 3
     assert len(seen) == 10
-
-
-BY_HEAD = ("layer", "pos", "head")
-ROUTES = [
-    *(("gpt", component, ("layer", "pos"), True) for component in ("resid_pre", "resid_mid", "mlp_out")),
-    *(("gpt", component, BY_HEAD, component in "zq") for component in ("z", "q", "k", "v")),
-    *((kind, "pattern", ("query", "layer"), True) for kind in ("gpt", "linear")),
-    *((kind, "attn_scores", ("layer", "head", "query"), True) for kind in ("gpt", "full")),
-    *(("gpt", component, ("layer", "query", "key"), False) for component in ("pattern", "attn_scores")),
-    ("gpt", "z", ("layer", "head"), False),
-    *(("gpt", component, ("layer", "pos"), True) for component in ("pre", "post")),
-    ("gpt", "post", ("layer", "pos", "neuron"), False),
-    ("read by head", "mlp_in", ("layer", "pos"), True),
-    *(("read by head", f"{by}_input", BY_HEAD, by == "q") for by in "qkv"),
-]
-
-
-@pytest.mark.parametrize(("kind", "component", "axes", "quick"), ROUTES)
-def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind, component, axes, quick, monkeypatch):
-    monkeypatch.setattr(runs, "_run_any_cells" if quick else "_run_local_cells", None)
-    model = model_of(kind)
-    clean, corrupted = pair(model, 2)
-    expected, _ = oracles.loop_patch(model, corrupted, clean, component, axes)
-    assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
