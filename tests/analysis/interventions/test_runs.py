@@ -85,10 +85,7 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "bridge": lambda: of_bridge("z", {"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", {"layer": [1], "head": [0, 3]}, at="positions"),
     "bridge, by position": lambda: of_bridge("resid_pre", n_pos=12, d_vocab=400),
-    **{
-        f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
-        for component in ("mlp_out", "attn_scores")
-    },
+    "scores of all positions": lambda: of_ours(patch, wide(), "attn_scores"),
     "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", {"layer": None, "pos": [2, 3]}),
 }
