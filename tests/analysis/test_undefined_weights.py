@@ -29,18 +29,16 @@ TOKENS = TransformerConfig(
     prompt_format="token_ids", d_vocab=3, n_ctx=8, n_layers=2, n_heads=2, d_model=8, attention="softmax"
 )
 QUIET: dict[str, Any] = {"progress": False}
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "align": lambda model: analysis.align(model, RIDGE, PROMPTS, **QUIET),
-    "match": lambda model: analysis.match(model, LEAST_SQUARES, PROMPTS, **QUIET),
-    "identify": lambda model: analysis.identify(model, TASK, n_prompts=32, with_limits=False, steps=1, **QUIET),
-    "regret": lambda model: analysis.regret(model, TASK, n_prompts=16, **QUIET),
-    "fit_readouts": lambda model: analysis.fit_readouts(model, PROMPTS, **QUIET),
-}
-TOKEN_CALLS: dict[str, Callable[[Any], Any]] = {
-    "identify_on_tokens": lambda model: analysis.identify_on_tokens(model, CHAINS, n_prompts=16, **QUIET),
-    "regret": lambda model: analysis.regret(model, CHAINS, n_prompts=16, **QUIET),
-    "score_heads": lambda model: analysis.score_heads(model, sequences=CHAINS.sample(4, seed=0), **QUIET),
-}
+CALLS: list[tuple[TransformerConfig, Callable[[Any], Any]]] = [
+    (PAIRED, lambda model: analysis.align(model, RIDGE, PROMPTS, **QUIET)),
+    (PAIRED, lambda model: analysis.match(model, LEAST_SQUARES, PROMPTS, **QUIET)),
+    (PAIRED, lambda model: analysis.identify(model, TASK, n_prompts=32, with_limits=False, steps=1, **QUIET)),
+    (PAIRED, lambda model: analysis.regret(model, TASK, n_prompts=16, **QUIET)),
+    (PAIRED, lambda model: analysis.fit_readouts(model, PROMPTS, **QUIET)),
+    (TOKENS, lambda model: analysis.identify_on_tokens(model, CHAINS, n_prompts=16, **QUIET)),
+    (TOKENS, lambda model: analysis.regret(model, CHAINS, n_prompts=16, **QUIET)),
+    (TOKENS, lambda model: analysis.score_heads(model, sequences=CHAINS.sample(4, seed=0), **QUIET)),
+]
 
 
 def spoiled(cfg: TransformerConfig) -> HookedTransformer:
@@ -51,9 +49,8 @@ def spoiled(cfg: TransformerConfig) -> HookedTransformer:
     return model
 
 
-@pytest.mark.parametrize(("name", "cfg"), [*((n, PAIRED) for n in CALLS), *((n, TOKENS) for n in TOKEN_CALLS)])
-def test_predictions_of_nan_are_never_plausible(name: str, cfg: TransformerConfig):
-    call = (CALLS if cfg is PAIRED else TOKEN_CALLS)[name]
+@pytest.mark.parametrize(("cfg", "call"), CALLS)
+def test_predictions_of_nan_are_never_plausible(cfg: TransformerConfig, call: Callable[[Any], Any]):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model is not trained
         call(random_model(cfg))  # a valid call

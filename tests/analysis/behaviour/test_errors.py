@@ -97,20 +97,16 @@ def test_errors_name_the_argument_or_the_cause(call, named):
 
 
 def test_identify_warns_of_models_that_predict_no_better_than_0():
+    quick: Any = {"steps": 1, "with_limits": False, "progress": False}
     untrained = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, attention="softmax", d_model=8))
     with pytest.warns(UserWarning, match=r"loss on this LinearRegression is .* times that of predicting 0: it"):
-        result = identify(untrained, THREE_INPUTS, steps=1, n_prompts=60, with_limits=False, progress=False)
+        result = identify(untrained, THREE_INPUTS, n_prompts=60, **quick)
     assert "looks untrained" in str(result)
     foreign = AlgorithmLearner(gradient_descent, {"steps": 1, "step_size": 0.1})  # made for inputs with variance 1
     with pytest.warns(UserWarning, match="trained on another task"):
-        identify(
-            foreign, THREE_INPUTS.replace(input_scale=0.2), steps=1, n_prompts=60, with_limits=False, progress=False
-        )
-    good = AlgorithmLearner(averaging)
-    assert (
-        "untrained"
-        not in identify(good, LinearRegression(x_dim=2, n_context=20), steps=1, with_limits=False, **QUIET).note
-    )
+        identify(foreign, THREE_INPUTS.replace(input_scale=0.2), n_prompts=60, **quick)
+    good = identify(AlgorithmLearner(averaging), LinearRegression(x_dim=2, n_context=20), n_prompts=10, **quick)
+    assert "untrained" not in good.note
     flat = AlgorithmLearner(lambda prompts: 0.0 * prompts.query.xs.sum(1, keepdim=True) + 0.3)
     with pytest.warns(UserWarning, match="Parities"):
         assert "; " in identify(flat, Parities(x_dim=4, n_context=6), steps=1, n_prompts=20, progress=False).note

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_filter
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.preconditioned import descend_on_features
-from mechicl.algorithms.spectral_fit import SpectralProblem, hats, polynomials
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import Identification, identify, identify_on_tokens
 from mechicl.analysis.behaviour import SpectralLearner
@@ -24,7 +23,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import load_result
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
-from tests.algorithms.reference import at_query, precondition, transform
+from tests.algorithms.reference import at_query, precondition
 
 TASK, DOUBLE = LinearRegression(x_dim=3, n_context=5), LinearRegression(x_dim=3, n_context=8, y_dim=2)
 N = 100
@@ -96,8 +95,7 @@ def test_an_algorithm_is_recognised(learner, family, hyperparameters, tolerance)
 
 
 @pytest.mark.parametrize(("learner", "name", "steps"), [
-    (SpectralLearner(lambda eigenvalues: momentum_filter(eigenvalues, 3, 0.12, 0.5), "momentum"),
-     "gradient descent with momentum, 3 steps", 4),
+    (ResidualDescent(3, step_size=0.12, momentum=0.5), "gradient descent with momentum, 3 steps", 4),
     (run(descend_on_features, matrix=MATRIX, steps=2, constant=False),
      "preconditioned gradient descent, 2 steps", 2),
     (run(descend_on_features, matrix=AFFINE, steps=1, constant=True),
@@ -433,64 +431,6 @@ def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n
     assert trajectory.weights is not None
     implied = torch.einsum("ptx,ptxy->pty", prompts.xs, trajectory.weights[0])
     np.testing.assert_allclose(implied.numpy(), expected, atol=1e-10)
-
-
-PROMPTS = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
-
-
-def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
-    a, gamma = [0.3, 0.7], [0.1, 0.0]
-    problem = SpectralProblem.from_prompts(PROMPTS, torch.from_numpy(at_query(PROMPTS, transform(a, gamma))))
-
-    def family(parameters: torch.Tensor) -> torch.Tensor:
-        return gd_plus_plus_filters(
-            problem.eigenvalues, parameters[:2], torch.stack([parameters[2], 0 * parameters[2]])
-        )[-1]
-
-    for start in ([0.4, 0.4, 0.05], [0.5, 0.5, 0.3]):  # other parameters predict nearly the same
-        assert problem.descend(family, torch.tensor(start, dtype=torch.float64))[1] < 1e-11
-    best, error = problem.descend(family, torch.tensor([0.3, 0.6, 0.12], dtype=torch.float64))
-    torch.testing.assert_close(best, torch.tensor([0.3, 0.7, 0.1], dtype=torch.float64), rtol=1e-4, atol=1e-4)
-    assert error < 1e-20
-
-
-@pytest.mark.parametrize("degree", [1, 2, 4])
-def test_linear_coefficients_are_those_of_least_squares(degree):
-    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
-    largest = problem.eigenvalues.max().item()
-    basis = polynomials(degree, largest)
-    values = basis(problem.eigenvalues).numpy()
-    z = 2 * problem.eigenvalues.numpy() / largest - 1
-    for k in range(degree):
-        np.testing.assert_allclose(values[..., k], np.cos(k * np.arccos(np.clip(z, -1, 1))), atol=1e-7)
-    powers = np.stack([problem.eigenvalues.numpy() ** k for k in range(degree)], -1)
-    design = np.einsum("pxk,pxy->pyk", powers, problem.contributions.numpy()).reshape(-1, degree)
-    best, *_ = np.linalg.lstsq(design, problem.targets.numpy().ravel(), rcond=None)
-    coefficients = problem.linear(basis)
-    assert coefficients.shape == (degree,)
-    np.testing.assert_allclose(values @ coefficients.numpy(), powers @ best, atol=1e-8)  # the same function
-
-
-def test_hats_are_a_partition_of_unity_that_interpolates():
-    knots = torch.tensor([0.0, 0.5, 2.0, 3.5], dtype=torch.float64)
-    basis = hats(knots)
-    torch.testing.assert_close(basis(knots), torch.eye(4, dtype=torch.float64))
-    at = torch.linspace(-1, 6, 57, dtype=torch.float64).reshape(3, 19)
-    values = basis(at)
-    assert values.shape == (3, 19, 4)
-    assert (values >= 0).all()
-    torch.testing.assert_close(values.sum(-1), torch.ones_like(at))
-    heights = torch.tensor([1.0, -2.0, 0.3, 5.0], dtype=torch.float64)
-    expected = np.interp(at.numpy(), knots.numpy(), heights.numpy())  # constant outside as well
-    np.testing.assert_allclose((values @ heights).numpy(), expected, atol=1e-12)
-
-
-def test_momentum_is_that_of_the_algorithm_step_by_step():
-    prompts = DOUBLE.sample(20, seed=0, dtype=torch.float64)
-    for steps in (1, 2, 5):
-        learner = SpectralLearner(lambda s, k=steps: momentum_filter(s, k, 0.1, 0.4), "momentum")
-        expected = ResidualDescent(steps, step_size=0.1, momentum=0.4).predict(prompts)
-        torch.testing.assert_close(learner.predict(prompts), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_a_family_that_contains_another_must_come_twice_as_near():

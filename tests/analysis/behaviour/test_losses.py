@@ -81,9 +81,6 @@ def test_models_with_an_untrained_control():
     whole = regret(model, MarkovChains(3, 9), n_prompts=64)
     assert list(result.losses) == ["model", "bigram", "unigram", "uniform", "untrained"]
     assert torch.allclose(result.regret(), whole.regret(), atol=1e-6)
-    points = HookedTransformer(TransformerConfig(x_dim=2, n_context=5, prompt_format="interleaved", d_model=8))
-    with mechicl.settings(memory=1e5):
-        assert regret(points, NOISY, n_prompts=20).regret().shape == (6, 20)
 
 
 def test_losses_of_classes():

@@ -11,7 +11,6 @@ from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Match, align, match
 from mechicl.analysis.behaviour import induced_weights, rank_families, regressed_weights, sensitivities
 from mechicl.analysis.behaviour.alignment import (
-    predict_queries_one_by_one,
     similarity_by_prefix,
     similarity_of_errors,
     similarity_of_weights,
@@ -163,16 +162,6 @@ def test_induced_weights_of_a_model_are_those_of_its_last_layer():
     by_layer = induced_weights(Lens(model), FOUR_PROMPTS)
     assert whole.shape == (1, 4, 6, 3, 1)
     torch.testing.assert_close(whole[0], by_layer[-1], atol=1e-9, rtol=1e-7)
-
-
-def test_sharing_the_context_gives_the_same_as_separate_passes():
-    lens = Lens(HookedTransformer(CFG, seed=2).eval())
-    with settings(memory=3 * 13 * lens.bytes_per_prompt(FOUR_PROMPTS)):
-        shared = regressed_weights(lens, FOUR_PROMPTS, QUERIES)
-    with torch.no_grad():
-        predictions = predict_queries_one_by_one(lens, FOUR_PROMPTS, QUERIES)
-    expected = torch.linalg.lstsq(QUERIES.expand(*predictions.shape[:3], 12, 3), predictions).solution
-    torch.testing.assert_close(shared, expected, atol=1e-9, rtol=1e-9)
 
 
 # ---- matches ----

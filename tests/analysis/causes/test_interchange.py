@@ -522,6 +522,10 @@ def test_the_whole_stream_is_the_exchange_of_everything():
     torch.testing.assert_close(result.errors[0, 0, 0], (moved - foretold)[0].square().mean(0))
     torch.testing.assert_close(result.rest_errors[0, 0, 0], torch.zeros(32).double())
     assert result.searches == ("model", "random targets", "untrained model")
+    table = result.to_dataframe()
+    row = table[(table["search"] == "untrained model") & (table["layer"] == 1)].iloc[0]
+    assert row["r2"] == result.r2(1, 12, "untrained model").mean
+    assert 1 - result.intervals()["errors"].mean == pytest.approx(table["r2"].mean())
 
 
 def test_wrapped_models_are_searched_through_their_hooks():
@@ -537,27 +541,8 @@ def test_wrapped_models_are_searched_through_their_hooks():
 def test_variables_are_read_off_each_token_of_a_point_alone_too():
     known = HIDDEN["previous token, then induction"]  # whose second tokens hold copies of the first ones
     few = replace(QUICK, n_fitting=48, iterations=1)
-    result = fit_subspace(
-        known.model,
-        known.hypothesis,
-        "x, target",
-        known.task,
-        place="context",
-        layers=1,
-        dims=5,
-        fit=few,
-        progress=False,
-    )
+    options: dict[str, Any] = {"place": "context", "layers": 1, "dims": 5, "fit": few, "progress": False}
+    result = fit_subspace(known.model, known.hypothesis, "x, target", known.task, **options)
     assert result.variables == ("x", "target")
     assert result.r2(1, 5).mean > 0.8
     assert result.rest_r2(1, 5).mean > 0.8
-
-
-def test_the_table_has_a_row_for_each_search_and_dimension():
-    known = HIDDEN["gradient descent, 2 steps"]
-    few = replace(QUICK, iterations=2)
-    result = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=(1, 10), fit=few, progress=False)
-    table = result.to_dataframe()
-    row = table[(table["search"] == "untrained model") & (table["dim"] == 1)].iloc[0]
-    assert row["rest_r2"] == result.rest_r2(1, 1, "untrained model").mean
-    assert 1 - result.intervals()["errors"].mean == pytest.approx(table["r2"].mean())

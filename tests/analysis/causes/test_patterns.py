@@ -1,5 +1,8 @@
 """Exchanged attention patterns: against hand-written hooks, and on models in which their effect is known."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,68 +31,39 @@ def prompts_and_others(n: int = 24) -> tuple[Prompts, Prompts]:
     return prompts, prompts.with_query(others.query.xs)
 
 
-@pytest.mark.parametrize("layers", [None, (0, 2)])
-def test_equals_plain_torch_hooks(layers):
-    model, (prompts, others) = transformer(), prompts_and_others()
-    patterns: dict[int, Tensor] = {}
+def hooked(model: HookedTransformer, prompts: Prompts, hook: str, layers: Iterable[int], function: Any) -> Tensor:
+    """Predictions of a run in which torch's hooks apply `function(layer, activation)`."""
     handles = [
-        block.attn.hook_pattern.register_forward_hook(lambda module, args, out, i=i: patterns.update({i: out.clone()}))
-        for i, block in enumerate(model.blocks)
+        getattr(model.blocks[i].attn, hook).register_forward_hook(lambda module, args, out, i=i: function(i, out))
+        for i in layers
     ]
-    expected_others = model(model.encode(others))[:, -1]
+    outputs = model(model.encode(prompts))[:, -1]
     for handle in handles:
         handle.remove()
+    return outputs
 
-    def put(i, out):
-        for head in range(2):
-            for prompt in range(len(prompts)):
-                out[prompt, head, 40] = patterns[i][prompt, head, 40]
+
+@pytest.mark.parametrize(("component", "layers"), [("pattern", None), ("pattern", (0, 2)), ("q", (1, 2)), ("q", (1,))])
+def test_equals_plain_torch_hooks(component: Any, layers: Any):
+    model, (prompts, others) = transformer(), prompts_and_others()
+    hook, seen = f"hook_{component}", dict[int, Tensor]()
+    of_query = (..., 40, slice(None)) if component == "pattern" else (slice(None), 40)
+
+    def put(i: int, out: Tensor) -> Tensor:
+        out = out.clone()
+        out[of_query] = seen[i][of_query]
         return out
 
-    handles = [
-        model.blocks[i].attn.hook_pattern.register_forward_hook(lambda module, args, out, i=i: put(i, out.clone()))
-        for i in (range(3) if layers is None else layers)
-    ]
-    expected = model(model.encode(prompts))[:, -1]
-    for handle in handles:
-        handle.remove()
+    expected_others = hooked(model, others, hook, range(3), lambda i, out: seen.update({i: out.clone()}))
+    expected = hooked(model, prompts, hook, range(3) if layers is None else layers, put)
     with settings(memory=2**22):
-        result = exchange_patterns(model, prompts, others, layers=layers)
+        result = exchange_patterns(model, prompts, others, layers=layers, component=component)
     torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(result.others.T, expected_others, rtol=0, atol=1e-9)
     torch.testing.assert_close(result.own.T, model.predict(prompts), rtol=0, atol=1e-9)
     ends = (expected_others - result.own.T).square().mean()
     assert result.from_own.mean == pytest.approx(((expected - result.own.T).square().mean() / ends).item())
     assert result.from_other.mean == pytest.approx(((expected - expected_others).square().mean() / ends).item())
-
-
-def test_addresses_equal_a_run_with_hand_written_queries():
-    model, (prompts, others) = transformer(), prompts_and_others()
-    with torch.no_grad():
-        queries = []
-        stream = model(model.encode(others), stop_at_layer=0)
-        for i, block in enumerate(model.blocks):
-            read = block.ln1(stream)[:, 40]
-            queries.append(torch.einsum("pm,hmd->phd", read, block.attn.W_Q) + block.attn.b_Q)
-            stream = model(stream, start_at_layer=i, stop_at_layer=i + 1)
-    for layers in ((1, 2), (1,)):
-
-        def put(out, i):
-            for head in range(2):
-                for prompt in range(len(prompts)):
-                    out[prompt, 40, head] = queries[i][prompt, head]
-            return out
-
-        handles = [
-            model.blocks[i].attn.hook_q.register_forward_hook(lambda m, args, out, i=i: put(out.clone(), i))
-            for i in layers
-        ]
-        expected = model(model.encode(prompts))[:, -1]
-        for handle in handles:
-            handle.remove()
-        with settings(memory=2**22):
-            result = exchange_patterns(model, prompts, others, layers=layers, component="q")
-        torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
 
 
 def test_models_that_read_x_only_by_patterns_and_one_that_does_not():

@@ -16,11 +16,10 @@ from mechicl import viz
 from mechicl.analysis import dynamics
 from mechicl.analysis.dynamics import LearningCoefficient, Sampler, SamplingWarning
 from mechicl.analysis.dynamics.langevin import _mask
-from mechicl.base.settings import settings
-from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, stack_models
 from mechicl.learners import squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression, RepeatedTokens
+from tests.analysis.dynamics.test_training import random_checkpoint
 
 
 def learning_coefficient(models: Any, data: Any, **options: Any) -> LearningCoefficient:
@@ -82,24 +81,6 @@ def test_regular_regression_has_half_its_number_of_parameters_less_what_the_loca
     assert result.acceptance.mean().item() == pytest.approx(0.9, abs=0.05)
 
 
-def test_minibatches_give_the_same_up_to_the_error_of_the_step_size():
-    model, data = regression()
-    result = learning_coefficient(
-        model, data, loss=half_mse, batch_size=100, n_chains=64, n_draws=750, localization=0.01, progress=False
-    )
-    assert result.estimate().mean == pytest.approx(2, rel=0.1)
-    assert result.failures == ()
-    assert result.acceptance.isnan().all()
-
-
-@pytest.mark.parametrize(("power", "known"), [(1, 1 / 2), (2, 1 / 4)])
-def test_a_power_of_one_weight_has_one_over_that_power(power, known):
-    result = estimate(lambda model: model.first[0] ** (2 * power), parts=["first"], n_chains=256, n_draws=1000,
-                      burn_in=500)  # fmt: skip
-    assert known in result.estimate(level=0.99)
-    assert result.estimate().half_width < 0.1 * known
-
-
 def test_a_product_of_two_weights_is_as_quadrature_gives_it():
     # 1/2 in the limit of large n, from which it is far at any n: the singularity has multiplicity 2
     grid = np.linspace(-6, 6, 4001)
@@ -120,16 +101,6 @@ def test_each_part_has_its_own_coefficient():
     )  # fmt: skip
     for part, known in (("all", 1.75), ("first", 1.5), ("second", 0.25)):
         assert result.estimate(part=part).mean == pytest.approx(known, rel=0.06)
-
-
-@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
-def test_seeds_differ_above_the_bits_that_a_generator_reads():
-    prompts, model = TASK.sample(64, seed=0), HookedTransformer(CFG, seed=0)
-    options = {"n_draws": 4, "burn_in": 2, "n_chains": 2, "step_size": 1e-4, "progress": False}
-    found = [
-        learning_coefficient(model, prompts, seed=seed, **options).coefficients.mean().item() for seed in (0, 256, 512)
-    ]
-    assert len({*found}) == 3
 
 
 # ---- the sampler against a plain loop ----
@@ -176,34 +147,24 @@ def test_chains_are_those_of_a_plain_loop(batch_size):
 
 
 # ---- models, seeds, snapshots and parts ----
-def checkpoint(n_steps: int = 2, n_seeds: int = 2) -> Checkpoint:
-    models = [[HookedTransformer(CFG, seed=10 * i + j) for j in range(n_seeds)] for i in range(n_steps)]
-    states = [stack_models(row) for row in models]
-    weights = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-    return Checkpoint("made", models[-1], {}, Snapshots(tuple(range(0, 4 * n_steps, 4)), weights))
-
-
 SHORT = {"n_chains": 2, "n_draws": 20, "burn_in": 50, "n_beta": 10.0, "progress": False}
 
 
 @pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
 def test_coefficients_of_1_are_no_share():
-    found = learning_coefficient(checkpoint(1, 3), TASK.sample(8, seed=0), **SHORT)
+    found = learning_coefficient(random_checkpoint(CFG, 1, 3), TASK.sample(8, seed=0), **SHORT)
     exact = replace(found, coefficients=torch.ones_like(found.coefficients))
     assert (exact.estimate().low, exact.estimate().high) == (1, 1)
 
 
 @pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
-def test_all_snapshots_and_seeds_are_measured_together_or_in_parts():
-    made, prompts = checkpoint(), TASK.sample(32, seed=0)
+def test_all_snapshots_and_seeds_are_measured_together():
+    made, prompts = random_checkpoint(CFG, 2, 2), TASK.sample(32, seed=0)
     result = learning_coefficient(made, prompts, parts=["all", "layer 1"], **SHORT)
     assert (result.steps, result.parts) == ((0, 4), ("all", "layer 1"))
     assert result.coefficients.shape == (2, 2, 2, 2)
     expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in range(2)]
     torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0)
-    with settings(memory=2e5):
-        apart = learning_coefficient(made, prompts, parts=["all", "layer 1"], **SHORT)
-    torch.testing.assert_close(apart.coefficients, result.coefficients, rtol=1e-3, atol=1e-4)
     late = learning_coefficient(made, prompts, steps=[4], **SHORT)
     assert late.steps == (4,)
     torch.testing.assert_close(late.losses, result.losses[1:])
@@ -232,50 +193,29 @@ def test_token_models_and_models_that_cannot_be_stacked_have_their_loss():
     assert recurrent.coefficients.isfinite().all()
 
 
-@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
-def test_a_recurrent_head_moves_all_that_its_z_depends_on(attention):
-    cfg = CFG.replace(
-        attention=attention, keys="causal", conv_width=2, n_heads=2, d_head=3, dtype="float64", n_layers=2
-    )
+@pytest.mark.parametrize("attention", ["linear", "delta", "gated_linear", "mamba2", "mesa"])
+def test_a_head_moves_all_that_its_z_depends_on_and_its_rows_of_the_output(attention):
+    own = {"attn_bias": True} if attention == "linear" else {"conv_width": 2}
+    cfg = CFG.replace(attention=attention, keys="causal", d_head=3, dtype="float64", **own)
     model = HookedTransformer(cfg, seed=0)
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
-    z = model.run_with_hooks
-    recorded: list[torch.Tensor] = []
+    recorded: list[Tensor] = []
     tokens = torch.randn(2, cfg.n_ctx, cfg.d_token, dtype=torch.float64)
-    z(tokens, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook: recorded.append(z))])
+    model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook: recorded.append(z))])
     attn = {name: weight for name, weight in model.named_parameters() if ".1.attn." in name}
     grads = torch.autograd.grad(recorded[0][:, :, 1].square().sum(), list(attn.values()), allow_unused=True)
-    moves = dict(zip(attn, grads, strict=True))
-    mask, place = _mask(model, "head 1.1"), 0
+    moves, mask, place = dict(zip(attn, grads, strict=True)), _mask(model, "head 1.1"), 0
     for name, weight in model.named_parameters():
         of_part = mask[place : place + weight.numel()].view(weight.shape)
         place += weight.numel()
-        if not name.endswith((".W_O", ".b_O")):
-            grad = moves.get(name)
-            assert torch.equal(of_part, torch.zeros_like(of_part) if grad is None else grad != 0), name
-
-
-def test_heads_that_share_keys_do_not_move_alone():
-    model = HookedTransformer(CFG.replace(n_heads=4, d_head=2, n_key_value_heads=2))
-    with pytest.raises(ValueError, match=r"heads share blocks.0.attn._W_K.* 'head 0.1', take 'layer 0'"):
-        _mask(model, "head 0.1")
-
-
-def test_a_head_is_its_rows_of_the_attention_weights():
-    model = HookedTransformer(CFG.replace(attn_bias=True), seed=0)
-    names = [name for name, weight in model.named_parameters() for _ in range(weight.numel())]
-    mask, place = _mask(model, "head 1.0"), 0
-    for name, weight in model.named_parameters():
-        of_part = mask[place : place + weight.numel()].view(weight.shape)
-        place += weight.numel()
-        inside = name.startswith("blocks.1.attn.") and name.rpartition(".")[2] != "b_O"
-        assert of_part[0].all() == inside
-        assert not of_part[1:].any()
-    layer = _mask(model, "layer 1")
-    assert [name for name, inside in zip(names, layer, strict=True) if inside] == [
-        name for name in names if name.startswith("blocks.1.")
-    ]
+        grad = moves.get(name)
+        expected = torch.zeros_like(of_part) if grad is None else grad != 0
+        if name == "blocks.1.attn.W_O":
+            expected[1] = True
+        assert torch.equal(of_part, expected), name
+    of_layer = [torch.full((w.numel(),), name.startswith("blocks.1.")) for name, w in model.named_parameters()]
+    assert torch.equal(_mask(model, "layer 1"), torch.cat(of_layer))
 
 
 # ---- diagnostics ----
@@ -295,9 +235,7 @@ def test_a_diagnostic_that_fails_is_a_warning(loss, options, message):
 
 
 # ---- results and errors ----
-def test_a_result_is_drawn():
-    result = estimate(lambda model: model.first[0] ** 2, parts=["first"], n_draws=200, burn_in=100, localization=1.0)
-    assert len(viz.plot(result).to_dict()["data"]) == 32 + 1
+def test_snapshots_are_drawn():
     over = learning_coefficient(
         {0: Weights(), 5: Weights()}, torch.zeros(1), loss=lambda m, _: m.first[0] ** 2 + m.second[0] ** 2,
         n_beta=100.0, n_chains=4, n_draws=200, burn_in=100, progress=False,
@@ -307,13 +245,14 @@ def test_a_result_is_drawn():
     assert list(line["y"]) == pytest.approx([over.estimate(step).mean for step in (0, 5)])
 
 
-MADE = checkpoint()
+MADE, SHARED = random_checkpoint(CFG, 2, 2), HookedTransformer(CFG.replace(n_heads=4, d_head=2, n_key_value_heads=2))
 LINEAR, (XS, YS) = regression()
 
 
 @pytest.mark.parametrize(("models", "data", "options", "message"), [
     (MADE, None, {"parts": ["blocks.7.*"]}, "parts must be"),
     (MADE, None, {"parts": []}, "parts must be one or more different names"),
+    (SHARED, None, {"parts": ["head 0.1"]}, r"heads share blocks.0.attn._W_K.* 'head 0.1', take 'layer 0'"),
     (MADE, None, {"steps": [3]}, "steps must be one of 0, 4; got 3"),
     (MADE, None, {"burn_in": 10}, "burn_in must be at least 50"),
     (MADE, None, {"batch_size": 64}, "at least batch_size=64 examples"),
@@ -333,17 +272,6 @@ def mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
     return (model(xs) - ys).square().mean()
 
 
-@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
-def test_each_snapshot_of_a_checkpoint_has_its_own_weights():
-    made, prompts = load_checkpoint("lsa-1l"), LinearRegression().sample(64, seed=0)
-    assert made.snapshots is not None
-    result = learning_coefficient(made, prompts, **SHORT, steps=[0, 153, 10_000])
-    at = [made.snapshots.steps.index(step) for step in result.steps]
-    expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in at]
-    torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0)
-    assert result.losses[0].min() > 2 * result.losses[2].max()
-
-
 @pytest.mark.parametrize("n_frozen", [1, 3])
 def test_frozen_weights_stay_and_do_not_count(n_frozen):
     # the loss is quadratic in every weight: half the number of those that move
@@ -360,7 +288,7 @@ def test_frozen_weights_stay_and_do_not_count(n_frozen):
 
 
 @pytest.mark.parametrize(("model", "message"), [
-    (nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1)), r"its value changes between two calls: call eval\(\)"),
+    (nn.Sequential(nn.Linear(3, 1), nn.Dropout()), r"its value changes between two calls: call eval\(\)"),
     (nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)), r"changes the model's buffers .*running_mean.*: call eval\(\)"),
     (nn.Linear(3, 1).half(), "float32, or all float64, on one device, got .'torch.float16"),
     (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1).double()), "float32, or all float64"),
@@ -368,9 +296,9 @@ def test_frozen_weights_stay_and_do_not_count(n_frozen):
 ])  # fmt: skip
 def test_models_that_no_chain_can_run_are_refused(model, message):
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    xs = torch.randn(8, 3)
+    xs = torch.randn(64, 3)  # enough for two masks of dropout to differ
     with pytest.raises(ValueError, match=message):
-        learning_coefficient(model, (xs, torch.zeros(8, 1)), loss=mse)
+        learning_coefficient(model, (xs, torch.zeros(64, 1)), loss=mse)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

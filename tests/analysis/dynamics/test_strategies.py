@@ -214,22 +214,12 @@ ON_POINTS: dict[str, Any] = {
     ({"threshold": 0.0}, "threshold"),
     ({**ON_POINTS, "checkpoint": {0: ON_POINTS["strategies"]["ols"], 7: _Constant()}}, "_Constant predicts NaN"),
     ({"checkpoint": [TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 5})]}, "as many outputs"),
+    ({**ON_POINTS, "checkpoint": [_Constant()], "at": "points"}, "predict_prefixes"),
 ])  # fmt: skip
 def test_bad_arguments_of_the_tracker_are_named(changes, named):
     arguments = {"checkpoint": [refs["bigram"]], "strategies": {"pool": refs["pool"], "bigram": refs["bigram"]}}
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises((ValueError, TypeError), match=named):
         track_strategies(**{**arguments, "prompts": TOKENS, "progress": False, **changes})
-
-
-def test_learners_without_prefixes_are_refused_for_all_points():
-    class QueryOnly:
-        def predict(self, prompts):
-            return prompts.query.ys
-
-    learners = {name: algorithms.references(LinearRegression(noise_std=0.1))[name] for name in ("bayes", "ols")}
-    prompts = LinearRegression(noise_std=0.1).sample(5, seed=0)
-    with pytest.raises(TypeError, match="predict_prefixes"):
-        track_strategies([QueryOnly()], learners, prompts, at="points", progress=False)
 
 
 # ---- odds of memorising ----

@@ -52,14 +52,20 @@ def slope_by_differences(model, tokens, changes, step):
     return (above - below) / (2 * step)
 
 
-@pytest.mark.parametrize("kind", [*OURS, "gpt2", "llama"])
-def test_the_expansion_by_differences(kind):
-    model = model_on_tokens(kind)
+OF_POINTS = ("gpt", "linear", "identity", "full", "clipped", "mixed", "looped", "float32")
+STEPS = {"llama": (1e-3, 1e-3), "float32": (1e-2, 1e-2)}  # in float32, or with norms and softmax in float32
+
+
+@pytest.mark.parametrize(("kind", "of_points"), [
+    *((kind, False) for kind in (*OURS, "gpt2", "llama")), *((kind, True) for kind in OF_POINTS),
+])  # fmt: skip
+def test_the_expansion_by_differences(kind, of_points):
+    model = model_of(kind) if of_points else model_on_tokens(kind)
     tokens = torch.randint(D_VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
+    tokens = model.encode(random_prompts(model.cfg, 3)) if of_points else tokens
     changes, before = changes_of(model), Snapshot(model)
     outputs = linearized_outputs(model, tokens, changes)
-    # norms and softmax of transformers are in float32, which differences see
-    step, tolerance = (1e-3, 1e-3) if kind == "llama" else (1e-5, 1e-7)
+    step, tolerance = STEPS.get(kind, (1e-6, 1e-6) if of_points else (1e-5, 1e-7))
     with torch.no_grad():
         start = model(tokens)[:, -1]
     slope = slope_by_differences(model, tokens, changes, step)
@@ -70,17 +76,6 @@ def test_the_expansion_by_differences(kind):
     assert_close(linearized_outputs(model, tokens, {}), start, atol=1e-6, rtol=1e-6)
     double = linearized_outputs(model, tokens, {name: 2 * change for name, change in changes.items()})
     assert_close(double - start, 2 * (outputs - start), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["gpt", "linear", "identity", "full", "clipped", "mixed", "looped", "float32"])
-def test_the_expansion_on_prompts(kind):
-    model = model_of(kind)
-    tokens = model.encode(random_prompts(model.cfg, 3))
-    changes = changes_of(model)
-    step, tolerance = (1e-2, 1e-2) if kind == "float32" else (1e-6, 1e-6)
-    slope = slope_by_differences(model, tokens, changes, step)
-    outputs = linearized_outputs(model, tokens, changes) - model(tokens)[:, -1].detach()
-    assert (outputs - slope).norm() / slope.norm() < tolerance
 
 
 def mid_size(kind):

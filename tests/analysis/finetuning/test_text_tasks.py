@@ -113,12 +113,7 @@ def test_accuracy_by_demonstrations_is_that_of_prompts_written_by_hand():
             assert measured.log_probability[0, 0, n, i] == pytest.approx(log_probability.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["texts", "study"])
-def test_results_in_files(kind, texts, study, tmp_path):
-    result = {"texts": texts, "study": study}[kind]
-    loaded = load_result(result.save(tmp_path))
-    tensors, loaded_tensors = {}, {}
-    assert encode(loaded, "", loaded_tensors) == encode(result, "", tensors)
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor.nan_to_num(7), loaded_tensors[name].nan_to_num(7))
-    assert str(loaded) == str(result)
+def test_drawn_texts_in_files(texts, tmp_path):
+    loaded = load_result(texts.save(tmp_path))
+    assert encode(loaded, "", {}) == encode(texts, "", {})
+    assert str(loaded) == str(texts)

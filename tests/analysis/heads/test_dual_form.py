@@ -21,15 +21,6 @@ from tests.strategies import random_model, random_tokens
 SIX_PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.float64)
 
 
-def test_the_update_of_gradient_descent_is_the_weights_of_one_step():
-    model = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.7)
-    update = read_dual_form(model, SIX_PROMPTS).update[:, :, 0]
-    for p in range(6):
-        x, y = SIX_PROMPTS.xs[p, :-1].numpy(), SIX_PROMPTS.ys[p, :-1].numpy()
-        np.testing.assert_allclose(update[:3, 3, p].numpy(), -0.7 * (x.T @ y)[:, 0], atol=1e-12)
-        np.testing.assert_allclose(update[:3, :3, p].numpy(), 0, atol=1e-12)
-
-
 IDS: dict[str, Any] = {
     "prompt_format": "token_ids", "d_vocab": 6, "n_ctx": 7, "d_model": 6, "d_head": 3, "n_heads": 2, "n_layers": 2,
     "attn_bias": True, "dtype": "float64", "attention": "linear", "attn_only": True, "normalization_type": None,
@@ -187,18 +178,6 @@ def test_the_construction_copies_everything(attention, n_context):
     squares = p.query.ys.square().mean(-1)  # it predicts 0
     for errors in (result.errors, result.errors_without, result.errors_without_elsewhere, result.errors_transplanted):
         close(errors, squares)
-
-
-def test_without_its_copies_gradient_descent_predicts_0():
-    model = constructions.copy_then_gradient_descent(x_dim=3, y_dim=2, n_context=4, step_size=0.8)
-    p = mirrored(20)
-    result = measure_target_copying(model, p)
-    errors = squared_errors(model, p)[:, 0]
-    close(result.errors, errors)
-    close(result.errors_transplanted, errors)
-    close(result.errors_without, p.query.ys.square().mean(-1))
-    close(result.errors_without_elsewhere, errors)  # targets left at their own tokens do not move the first step
-    assert result.errors.mean() < 0.8 * result.errors_without.mean()
 
 
 def reference(model: HookedTransformer, p: Prompts, layer: int) -> dict[str, np.ndarray]:

@@ -252,20 +252,6 @@ def test_the_best_head_s_score_is_measured_on_other_prompts_than_those_that_chos
     assert score.low < 0.5 < score.high
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-@pytest.mark.parametrize("n_context", [1, 4])
-def test_the_copying_head_is_found(attention, n_context):
-    model = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4, attention=attention)
-    scores = score_heads(model, prompts=prompts(n_context=n_context))
-    assert scores.best("input_to_target")[:2] == (0, 0)
-    assert (scores["input_to_target"][0, 0] > 0.99).all()
-    assert (scores["input_to_target"][0, 1] < 1e-12).all()
-    for name in ("previous_token", "target_to_input"):
-        assert (scores[name] < 1e-12).all()
-    keys = 2 * n_context  # that uniform attention of a context token is divided between
-    assert scores.chance == pytest.approx(dict.fromkeys(scores.scores, 1 / keys))
-
-
 @pytest.mark.parametrize("keys", ["causal", "context", "full"])
 def test_chance_is_the_score_of_uniform_attention(keys):
     read: list[tuple[TransformerConfig, dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""Attribution against patching, finite differences and TransformerLens; bridges against plain models."""
+"""Attribution against patching and finite differences; bridges against plain models."""
 
 import dataclasses
 import math
@@ -9,19 +9,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformer_lens.tools.analysis import attribution_patch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch, squared_error
+from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch
 from mechicl.base.settings import settings
-from mechicl.models import TransformerConfig
-from mechicl.prompts import Prompts
-from mechicl.tasks import LinearRegression
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.agreement import COMPONENTS, TOLERANCE, agreement_of
 from tests.analysis.interventions.oracles import hook_name, model_of, pair, recorded, run
 from tests.families import open_family, place_of, putting, token_ids
-from tests.strategies import random_model
 
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 FIRST = {"prediction": lambda predictions: predictions[:, 0]}
@@ -84,25 +79,6 @@ def test_otherwise_it_is_the_slope_of_small_patches(kind, at):
         assert not estimate.values["sum"].requires_grad
 
 
-def test_agrees_with_transformer_lens():
-    model = oracles.shared_bridge()
-    clean, corrupted = oracles.bridge_pair()
-    kinds = {"attn_head_out": ("z", ("layer", "pos", "head")), "mlp_out": ("mlp_out", ("layer", "pos"))}
-    ours = {
-        kind: attribute(model, clean, corrupted, *sweep, metrics=lambda logits: logits[:, 3] - logits[:, 5])
-        for kind, sweep in kinds.items()
-    }
-    theirs = attribution_patch(model, clean, corrupted, lambda logits: logits[0, -1, 3] - logits[0, -1, 5])
-    compared = 0
-    for node, score in theirs.node_scores.items():
-        if node.kind in ours:
-            index = (node.layer, node.position) + ((node.head,) if node.head is not None else ())
-            assert ours[node.kind].effect()[index].mean().item() == pytest.approx(score, abs=2e-4, rel=1e-3)
-            compared += 1
-    assert compared == 3 * 6 * 3
-    assert oracles.no_hook_left(model)
-
-
 def test_correlate_effects_is_the_correlation_over_cells():
     model = model_of("gpt")
     clean, corrupted = pair(model, 5)
@@ -139,19 +115,12 @@ def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():
         correlate_effects(made(estimate), others)
 
 
-def test_no_grad_memory_and_progress_change_nothing():
+def test_no_grad_changes_nothing_and_nothing_stays():
     model = model_of("gpt")
     clean, corrupted = pair(model, 5)
-    metrics = {"loss": squared_error(clean), "first": lambda predictions: predictions[:, 0]}
-    expected = attribute(model, clean, corrupted, metrics=metrics)
+    expected = attribute(model, clean, corrupted)
     with torch.no_grad():
-        assert_close(attribute(model, clean, corrupted, metrics=metrics).values, expected.values)
-    tight = oracles.least_memory(lambda: attribute(model, clean, corrupted, metrics=metrics))
-    for memory in (tight, 2.2 * tight):  # one prompt at a time, and two
-        with settings(memory=memory):
-            swept = attribute(model, clean, corrupted, metrics=metrics, progress=False)
-        assert_close(swept.values, expected.values, **EXACT)
-        assert_close(swept.unpatched, expected.unpatched, **EXACT)
+        assert_close(attribute(model, clean, corrupted).values, expected.values)
     assert not model.has_hooks()
     assert all(weight.grad is None for weight in model.parameters())
 
@@ -235,19 +204,3 @@ def test_each_component_is_right_or_refused(family):
             assert agreement.refusal is None, component
             assert agreement.difference is not None
             assert agreement.difference < TOLERANCE, component
-
-
-def test_states_are_attributed_position_by_position():
-    """Later states follow from earlier ones: gradients at all of them, added up, count an effect several times."""
-    cfg = TransformerConfig(
-        x_dim=3, n_context=5, n_layers=2, d_model=6, prompt_format="interleaved", keys="causal", attention="delta",
-        read_in="linear", read_out="linear", use_attn_state=True, dtype="float64",
-    )  # fmt: skip
-    model = random_model(cfg)
-    clean = LinearRegression(x_dim=3, n_context=5).sample(4, seed=0, dtype=torch.float64)
-    corrupted = Prompts(clean.xs, clean.ys + 1e-6 * torch.randn(clean.ys.shape, dtype=torch.float64))
-    with pytest.raises(ValueError, match="cannot be added up over positions"):
-        attribute(model, clean, corrupted, "state", progress=False)
-    given = (model, clean, corrupted, "state", ("layer", "pos"))
-    estimate, real = (each(*given, progress=False).effect() for each in (attribute, patch))
-    assert (estimate - real).abs().max() < 1e-4 * real.abs().max()

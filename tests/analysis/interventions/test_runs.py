@@ -1,4 +1,4 @@
-"""How cells are run: within a bound on memory, on the quick routes, without changing the user's hooks."""
+"""How cells are run: within a bound on memory, and in batches of equal first and last layers."""
 
 import gc
 import itertools
@@ -18,11 +18,8 @@ from mechicl.analysis.interventions import (
     next_token_loss,
     patch,
     patch_paths,
-    runs,
 )
 from mechicl.analysis.interventions.patching import make_experiment
-from mechicl.analysis.interventions.runs import Experiment
-from mechicl.base.memory import Budget
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
@@ -88,10 +85,7 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "bridge": lambda: of_bridge("z", {"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", {"layer": [1], "head": [0, 3]}, at="positions"),
     "bridge, by position": lambda: of_bridge("resid_pre", n_pos=12, d_vocab=400),
-    **{
-        f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
-        for component in ("mlp_out", "attn_scores")
-    },
+    "scores of all positions": lambda: of_ours(patch, wide(), "attn_scores"),
     "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", {"layer": None, "pos": [2, 3]}),
 }
@@ -142,48 +136,3 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     assert {(a, b) for a, b, _ in seen} == {(a, b) for a in range(4) for b in range(a, 4)}
     assert sum(rows for _, _, rows in seen) == 36 * 3
     assert len(seen) == 10
-
-
-BY_HEAD = ("layer", "pos", "head")
-ROUTES = [
-    *(("gpt", component, ("layer", "pos"), True) for component in ("resid_pre", "resid_mid", "mlp_out")),
-    *(("gpt", component, BY_HEAD, component in "zq") for component in ("z", "q", "k", "v")),
-    *((kind, "pattern", ("query", "layer"), True) for kind in ("gpt", "linear")),
-    *((kind, "attn_scores", ("layer", "head", "query"), True) for kind in ("gpt", "full")),
-    *(("gpt", component, ("layer", "query", "key"), False) for component in ("pattern", "attn_scores")),
-    ("gpt", "z", ("layer", "head"), False),
-    *(("gpt", component, ("layer", "pos"), True) for component in ("pre", "post")),
-    ("gpt", "post", ("layer", "pos", "neuron"), False),
-    ("read by head", "mlp_in", ("layer", "pos"), True),
-    *(("read by head", f"{by}_input", BY_HEAD, by == "q") for by in "qkv"),
-]
-
-
-@pytest.mark.parametrize(("kind", "component", "axes", "quick"), ROUTES)
-def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind, component, axes, quick, monkeypatch):
-    monkeypatch.setattr(runs, "_run_any_cells" if quick else "_run_local_cells", None)
-    model = model_of(kind)
-    clean, corrupted = pair(model, 2)
-    expected, _ = oracles.loop_patch(model, corrupted, clean, component, axes)
-    assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
-
-
-def test_two_sites_on_one_hook_are_both_replaced():
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    values = {hook_name("z", layer): recorded(model, clean, hook_name("z", layer)) for layer in range(2)}
-    cells = [
-        (Site("z", 0, head=1), Site("z", 1, pos=3, head=0)),
-        (Site("z", 1, pos=2), Site("z", 1, pos=4, head=0)),
-        (Site("z", 0, pos=3, head=0),),
-    ]
-    adapter = ModelAdapter(model)
-    experiment = Experiment(adapter, adapter.encode(corrupted), {}, True, Budget())
-    predictions = experiment.run_cells(experiment.run_baseline(3), cells, values).predictions
-    assert predictions is not None
-    for predicted, cell in zip(predictions, cells, strict=True):
-        hooks = []
-        for site in cell:
-            where = {axis: place for axis, place in (("pos", site.pos), ("head", site.head)) if place is not None}
-            hooks.append(oracles.putting("z", site.layer, where, values[site.hook_name]))
-        assert_close(predicted, run(model, corrupted, hooks), **EXACT)

@@ -124,28 +124,31 @@ def features(prompts) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize(("n_heads", "recurrent", "seed"), [(1, False, 0), (2, True, 1), (3, False, 2)])
-def test_one_step_size_is_read_off_disguised_weights(n_heads: int, recurrent: bool, seed: int):
-    made = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
-    model = HookedTransformer(made.cfg.replace(recurrent=recurrent))
-    model.load_state_dict(made.state_dict(), strict=False)
-    fit = fit_construction(hidden(model, n_heads, seed), "gd", TASK, refine=False, n_prompts=20)
-    torch.testing.assert_close(fit.projected.parameters["step_size"], double(0.37)[None])
+GD = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
+LOOPED = HookedTransformer(GD.cfg.replace(recurrent=True))
+LOOPED.load_state_dict(GD.state_dict(), strict=False)
+BY_LAYER: dict[str, Any] = {"step_size": [0.1, 0.2, 0.3], "gamma": [0.01, -0.02, 0.05], "steps": 3}
+READ = {"step_size": double(0.1, 0.2, 0.3), "gamma": double(0.01, -0.02, 0.0)}  # the last γ moves nothing that is read
+
+
+@pytest.mark.parametrize(("model", "family", "parameters"), [
+    (GD, "gd", {"step_size": double(0.37)}),
+    (LOOPED, "gd", {"step_size": double(0.37)}),
+    (constructions.gd_plus_plus(**SIZES, **BY_LAYER), "gd++ per layer", READ),
+    (constructions.gd_plus_plus(**SIZES, y_dim=2, **BY_LAYER), "gd++ per layer", READ),
+    (constructions.preconditioned_gd(**SIZES, preconditioner=A, steps=2), "pgd", {"preconditioner": A[None]}),
+    (constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2), "pgd per layer",
+     {"preconditioner": torch.stack([A, C])}),
+])  # fmt: skip
+@pytest.mark.parametrize("n_heads", [1, 3])
+def test_parameters_are_read_off_disguised_weights(model, family, parameters, n_heads):
+    task = TASK.replace(y_dim=model.cfg.y_dim)
+    fit = fit_construction(hidden(model, n_heads, seed=n_heads), family, task, refine=False, n_prompts=20)
+    for name, expected in parameters.items():
+        torch.testing.assert_close(fit.projected.parameters[name], expected[None])
     assert fit.matched is None
     assert max(fit.distance_KQ.max(), fit.distance_PV.max()) < 1e-12
     assert fit.projected.squared_distances.max() < 1e-20
-
-
-@pytest.mark.parametrize(("n_heads", "y_dim", "seed"), [(1, 2, 0), (3, 1, 1)])
-def test_parameters_of_each_layer_are_read_off_and_the_last_gamma_is_0(n_heads: int, y_dim: int, seed: int):
-    a, gamma = [0.1, 0.2, 0.3], [0.01, -0.02, 0.05]
-    model = constructions.gd_plus_plus(**SIZES, y_dim=y_dim, step_size=a, gamma=gamma, steps=3)
-    task = TASK.replace(y_dim=y_dim)
-    fit = fit_construction(hidden(model, n_heads, seed), "gd++ per layer", task, refine=False, n_prompts=20)
-    torch.testing.assert_close(fit.projected.parameters["step_size"], double(*a)[None])
-    torch.testing.assert_close(fit.projected.parameters["gamma"], double(0.01, -0.02, 0.0)[None])
-    assert fit.projected.squared_distances.max() < 1e-20  # the last γ moves nothing that is read
-    assert fit.distance_PV.max() < 1e-12
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -162,17 +165,6 @@ def test_gd_plus_plus_of_looped_and_single_layers(steps: int, normalize: bool):
     for members in (fit.projected, fit.matched):
         assert members is not None
         assert {k: v.item() for k, v in members.parameters.items()} == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("n_heads", [1, 2])
-def test_preconditioners_are_read_off(n_heads: int):
-    shared = constructions.preconditioned_gd(**SIZES, preconditioner=A, steps=2)
-    fit = fit_construction(hidden(shared, n_heads), "pgd", TASK, refine=False, n_prompts=20)
-    torch.testing.assert_close(fit.projected.parameters["preconditioner"], A[None, None])
-    by_layer = constructions.preconditioned_gd(**SIZES, preconditioner=[A, C], steps=2)
-    fit = fit_construction(hidden(by_layer, n_heads, seed=3), "pgd per layer", TASK, refine=False, n_prompts=20)
-    torch.testing.assert_close(fit.projected.parameters["preconditioner"], torch.stack([A, C])[None])
-    assert fit.distance_KQ.max() < 1e-12
 
 
 def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():

@@ -89,18 +89,6 @@ def test_an_end_that_clips_otherwise_than_its_model_is_named():
         interpolate(a, b, prompts, n_alphas=3, kind="raw")
 
 
-def test_one_lifted_layer_predicts_the_linear_mix():
-    a, b = model(0, n_heads=2), model(1, n_heads=2)
-    path = interpolate(a, b, PROMPTS, n_alphas=4, kind="lifted")
-    first, second = by_hand(*products(a)), by_hand(*products(b))
-    for i, alpha in enumerate((0, 1 / 3, 2 / 3, 1)):
-        mixed = (1 - alpha) * first + alpha * second
-        torch.testing.assert_close(path.model(alpha).predict(PROMPTS).detach(), mixed, rtol=1e-9, atol=1e-11)
-        errors = (mixed - PROMPTS.ys[:, -1]).square().mean(-1)
-        torch.testing.assert_close(path.squared_errors[i], errors, rtol=1e-9, atol=1e-11)
-    assert path.barrier().mean <= 1e-12  # squared errors are convex in predictions
-
-
 def test_the_barrier_of_a_curve_made_by_hand():
     def path(*losses: float) -> LossPath:
         values = torch.tensor(losses, dtype=torch.float64)[:, None].expand(-1, 4)
