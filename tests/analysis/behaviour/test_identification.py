@@ -13,6 +13,7 @@ from mechicl import algorithms, constructions
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.preconditioned import descend_on_features
+from mechicl.algorithms.spectral_fit import SpectralProblem, polynomials
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import Identification, identify, identify_on_tokens
 from mechicl.analysis.behaviour import SpectralLearner
@@ -431,6 +432,18 @@ def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n
     assert trajectory.weights is not None
     implied = torch.einsum("ptx,ptxy->pty", prompts.xs, trajectory.weights[0])
     np.testing.assert_allclose(implied.numpy(), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_polynomials_are_fitted_by_least_squares(degree):
+    prompts = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
+    problem = SpectralProblem.from_prompts(prompts, prompts.query.ys)
+    basis = polynomials(degree, problem.eigenvalues.max().item())
+    powers = np.stack([problem.eigenvalues.numpy() ** k for k in range(degree)], -1)
+    design = np.einsum("pxk,pxy->pyk", powers, problem.contributions.numpy()).reshape(-1, degree)
+    best, *_ = np.linalg.lstsq(design, problem.targets.numpy().ravel(), rcond=None)
+    fitted = basis(problem.eigenvalues) @ problem.linear(basis)
+    np.testing.assert_allclose(fitted.numpy(), powers @ best, atol=1e-8)
 
 
 def test_a_family_that_contains_another_must_come_twice_as_near():

@@ -62,6 +62,14 @@ def test_every_field(kind, tuning):
     assert_fields(comparison, compared(model.cfg.n_layers, shots, cached(model), after, seed=3))
 
 
+def test_memory_makes_no_difference():
+    model, shots = model_on_tokens("softmax"), token_shots(queries=(1, 3, 2, 3, 2, 2, 1))
+    tuned = fine_tune(model, shots, TUNINGS["plain"])
+    expected = compare_with_finetuning(model, shots, tuned).samples()
+    for memory in (1.3e5, 3e5):  # one query, or a few, at a time
+        assert_fields(bounded(memory, lambda: compare_with_finetuning(model, shots, tuned)), expected)
+
+
 def test_tokens_that_examples_share_tie_whatever_the_batches():
     """Demonstrations with a common start, each read alone, have the same query vectors there, up to rounding."""
     model = model_on_tokens("softmax", n_ctx=80)
