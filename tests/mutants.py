@@ -58,8 +58,8 @@ def changed(node: ast.AST) -> ast.expr | None:
             return ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
         case ast.Constant(value=bool()):
             return ast.Constant(not node.value)
-        case ast.Constant(value=int() | float()):
-            return ast.Constant(node.value + 1)
+        case ast.Constant(value=int() | float() as value):
+            return ast.Constant(value + 1)
     return None
 
 
