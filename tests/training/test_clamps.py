@@ -211,7 +211,7 @@ def test_the_record_contains_the_clamps_and_held_out_losses_are_those_with_them(
     model, sequences = result.models[0], WORDS.sample(config.eval_prompts, seed=config.eval_seed)
     with torch.no_grad():
         free = plain_loss(model, sequences).item()
-        with values(model).register_forward_hook(lambda part, inputs, z: torch.zeros_like(z)):
+        with values(model).register_forward_hook(lambda *parts: 0 * parts[-1]):
             clamped = plain_loss(model, sequences).item()
     assert result.record["curve"]["eval_loss"][-1] == pytest.approx([free], rel=1e-9)
     whole = train(config.replace(interventions=(replace(clamp, steps=None),)), tmp_path / "whole", progress=False)
