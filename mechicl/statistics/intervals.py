@@ -65,6 +65,7 @@ class Interval:
         """Half the length of the interval."""
         return (self.high - self.low) / 2
 
+    @checked
     def columns(self, name: str, prefix: str = "") -> dict[str, float]:
         """Return the mean and both ends by their columns in a table: NAME, PREFIXlow and PREFIXhigh."""
         return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high}

@@ -58,6 +58,7 @@ class WeightProducts:
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
+    @checked
     def map(self, function: Callable[..., Tensor], *others: "WeightProducts") -> "WeightProducts":
         """Apply a function to W_KQ, and to W_PV, of this and of other products."""
         every = (self, *others)
