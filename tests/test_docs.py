@@ -197,7 +197,7 @@ def test_every_public_name_is_in_the_reference(site: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "text"), [
     ("analysis.behaviour", 'Float[Tensor, "prompt"]'),  # shapes as written
-    ("checkpoints", "(the one with the lowest held-out loss), task, record, and snapshots (or None)."),  # in one item
+    ("analysis.weights", "W_KQ = W_Q W_Kᵀ (with the score scale) and W_PV = W_V W_O, both [layer head"),  # in one item
 ])  # fmt: skip
 def test_annotations_and_docstrings_are_shown_whole(site: Path, module: str, text: str):
     page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
