@@ -27,7 +27,7 @@ function counted(name, n) {
 }
 
 function percent(share) {
-  return share === null ? "–" : `${(100 * share).toFixed(1)} %`;
+  return share === null ? "–" : `${(100 * share).toFixed(1).replace(/^-(0\.0)$/, "$1")} %`;
 }
 
 /** A number, or several, with four significant digits. */
