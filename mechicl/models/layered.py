@@ -163,11 +163,11 @@ class LayeredModel(HookedRootModule):
             yield self
 
     def _check_point(self, name: str | Callable[[str], bool]) -> None:
-        if isinstance(name, str) and isinstance(self.mod_dict.get(name), HookPoint):
-            return
         if callable(name):
-            if not any(map(name, self.hook_dict)):
-                raise ValueError("a function of names selects no hook of this model: see hook_dict for the names")
+            if any(map(name, self.hook_dict)):
+                return
+            raise ValueError("a function of names selects no hook of this model: see hook_dict for the names")
+        if isinstance(self.mod_dict.get(name), HookPoint):
             return
         if name in self.mod_dict:
             raise TypeError(f"{name!r} is not a hook but a part of the model ({type(self.mod_dict[name]).__name__})")
